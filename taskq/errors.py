@@ -21,3 +21,39 @@ class EmbeddedPostgresError(TaskQError):
 
 class MigrationError(TaskQError):
     """The schema and the migrations at hand do not agree, or a migration could not be applied."""
+
+
+class MigrationChanged(MigrationError):
+    """A frozen or applied migration file no longer has the content that was frozen or applied."""
+
+
+class MigrationMissing(MigrationError):
+    """A frozen migration file is not there."""
+
+
+class MigrationUnknown(MigrationError):
+    """A migration file is not frozen, or the database has one that this code never had."""
+
+
+class MigrationReordered(MigrationError):
+    """Migration files stand, or were applied, in another order than that of their names."""
+
+
+class SchemaNewer(MigrationError):
+    """The database has migrations of a later release than the code."""
+
+
+class SchemaBehind(MigrationError):
+    """The database lacks migrations that the code needs; the message names them in order."""
+
+
+class MigrationLocked(MigrationError):
+    """Another session holds a lock, or another runner the lease, that the migration needs."""
+
+
+class MigrationFailed(MigrationError):
+    """PostgreSQL refused a statement of a migration; nothing of that file's transaction remains."""
+
+
+class DatabaseUnavailable(TaskQError):
+    """PostgreSQL could not be reached or refused the login; the message names host, port and database."""
