@@ -26,7 +26,7 @@ _ENCODE_HINT = (
 )
 # Connection parameters of libpq that asyncpg would send to the server as settings, which it refuses.
 _LIBPQ_ONLY = frozenset(
-    [
+    {
         "connect_timeout",
         "client_encoding",
         "channel_binding",
@@ -55,7 +55,7 @@ _LIBPQ_ONLY = frozenset(
         "sslsni",
         "ssl_max_protocol_version",
         "tcp_user_timeout",
-    ]
+    }
 )
 
 
