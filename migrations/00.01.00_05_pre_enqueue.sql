@@ -1,0 +1,209 @@
+-- Enqueue: the only way in. Runs in the caller's transaction, so that jobs commit or vanish with it; takes no lock but those
+-- of the keys that were asked for, in the order of the keys. Called by the clients (enqueue_many) and by hand (enqueue).
+
+create function {{schema}}.ensure_policy(p_id text, p_format integer, p_spec jsonb) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  insert into {{schema}}.policies (id, format, spec, created_at) values (p_id, p_format, p_spec, {{schema}}.now())
+    on conflict (id) do nothing
+$$;
+comment on function {{schema}}.ensure_policy(text, integer, jsonb) is
+  'Stores a resolved policy once. Called in a transaction of its own before the first enqueue that needs it, so that a long transaction blocks nobody.';
+
+create function {{schema}}.publish_task(p_worker uuid, p_task text, p_queue text, p_priority integer, p_max_attempts integer,
+    p_effect_class text, p_policy_id text, p_required_worker_schema integer default null) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  insert into {{schema}}.task_config as c (task, queue, priority, max_attempts, effect_class, policy_id, required_worker_schema, published_at, published_by)
+    values (p_task, p_queue, p_priority, p_max_attempts, p_effect_class, p_policy_id, p_required_worker_schema, {{schema}}.now(), p_worker)
+    on conflict (task) do update set queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts,
+      effect_class = excluded.effect_class, policy_id = excluded.policy_id, required_worker_schema = excluded.required_worker_schema,
+      published_at = excluded.published_at, published_by = excluded.published_by
+$$;
+comment on function {{schema}}.publish_task(uuid, text, text, integer, integer, text, text, integer) is
+  'A worker publishes at boot what its code says about a task. What an operator has set stays.';
+
+create function {{schema}}.wake(p_queues text[]) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  -- One message for each queue with a worker asleep; PostgreSQL folds equal ones of a transaction.
+  perform pg_notify('{{schema}}_wake', q.name) from (select distinct unnest(p_queues) as name) q
+    where exists (select from {{schema}}.sleepers s where s.queue = q.name);
+end $$;
+comment on function {{schema}}.wake(text[]) is 'Notifies the workers that are asleep on these queues. Losing a notification costs latency only.';
+
+-- p_specs: what many jobs have in common, once: task, queue, priority, max_attempts, effect_class, policy_id,
+-- required_worker_schema, deadline_in (seconds), deadline, run_in (seconds), run_at, unique_scope, unique_hold (seconds), idempotency_scope, tags, meta.
+-- p_spec: for each job the number (from 1) of its spec. p_payload: for each job its arguments.
+-- p_unique_key, p_idempotency_key: null, or for each job its key or null.
+-- p_on_conflict: what to do when a unique key is taken: 'existing' answers with the job that holds it, 'raise' inserts nothing.
+create function {{schema}}.enqueue_many(p_specs jsonb, p_spec integer[], p_payload jsonb[], p_unique_key text[] default null,
+    p_idempotency_key text[] default null, p_on_conflict text default 'existing')
+  returns table (ord integer, job_id uuid, inserted boolean)
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  v_now timestamptz := {{schema}}.now();
+  v_max integer;
+  v_bad record;
+  v_job record;
+  v_key {{schema}}.unique_keys;
+  v_known {{schema}}.idempotency_keys;
+  v_ids uuid[];
+  v_new boolean[];
+  v_n integer := coalesce(array_length(p_spec, 1), 0);
+  v_keyed boolean := p_unique_key is not null or p_idempotency_key is not null;
+begin
+  if coalesce(array_length(p_payload, 1), 0) <> v_n
+     or (p_unique_key is not null and coalesce(array_length(p_unique_key, 1), 0) <> v_n)
+     or (p_idempotency_key is not null and coalesce(array_length(p_idempotency_key, 1), 0) <> v_n) then
+    raise exception using errcode = 'WF009', message = 'the arrays of enqueue_many differ in length', hint = 'Give each job a spec, a payload and, where keys are used, a key or null.';
+  end if;
+  select s.*, s.n as spec into v_bad from (
+    select row_number() over () as n, x.* from jsonb_to_recordset(p_specs)
+      as x(task text, queue text, priority integer, max_attempts integer, effect_class text, policy_id text)) s
+    where not coalesce({{schema}}.valid_name(s.task), false) or not coalesce({{schema}}.valid_name(s.queue), false) or s.priority not between 0 and 9 or s.max_attempts < 1
+       or s.effect_class not in ('pure', 'idempotent') or s.policy_id is null
+    limit 1;
+  if found then
+    if v_bad.effect_class = 'side_effecting' then
+      raise exception using errcode = 'WF010', message = format('task %s is side_effecting, which this release does not run', v_bad.task),
+        hint = 'Declare it idempotent, and make its body safe to repeat.';
+    end if;
+    raise exception using errcode = 'WF009', message = format('spec %s of enqueue_many is not valid: %s', v_bad.spec, p_specs -> (v_bad.spec::int - 1)),
+      hint = 'Task and queue are 1 to 128 printable ASCII characters without spaces, priority is 0 to 9, max_attempts at least 1.';
+  end if;
+  select i.max_payload_bytes into v_max from {{schema}}.installation i;
+  select o.n, octet_length(o.payload::text) as size into v_bad from unnest(p_payload) with ordinality as o(payload, n)
+    where pg_column_size(o.payload) > v_max / 2 and octet_length(o.payload::text) > v_max limit 1;
+  if found then
+    raise exception using errcode = 'WF009', message = format('the payload of job %s has %s bytes, the limit is %s', v_bad.n, v_bad.size, v_max),
+      hint = 'Store large data elsewhere and enqueue a reference to it.';
+  end if;
+
+  if v_keyed then
+    v_ids := array_fill(null::uuid, array[v_n]);
+    v_new := array_fill(true, array[v_n]);
+    -- Keys are taken in their order, so that two batches with the same keys cannot deadlock.
+    for v_job in
+      select k.n::int as n, k.kind, coalesce(case k.kind when 1 then s.idempotency_scope else s.unique_scope end, s.task) as scope, k.key,
+             make_interval(secs => s.unique_hold) as hold,
+             sha256(convert_to(jsonb_build_array(s.task, p_payload[k.n])::text, 'UTF8')) as fingerprint
+        from (select 1 as kind, u.key, u.n from unnest(p_idempotency_key) with ordinality u(key, n) where u.key is not null
+              union all
+              select 2, u.key, u.n from unnest(p_unique_key) with ordinality u(key, n) where u.key is not null) k
+        join (select row_number() over () as i, x.* from jsonb_to_recordset(p_specs)
+               as x(task text, unique_scope text, unique_hold double precision, idempotency_scope text)) s on s.i = p_spec[k.n]
+       order by k.kind, 3, k.key, k.n
+    loop
+      continue when not v_new[v_job.n];
+      v_ids[v_job.n] := coalesce(v_ids[v_job.n], {{schema}}.new_id());
+      if v_job.kind = 1 then
+        loop
+          insert into {{schema}}.idempotency_keys as k (scope, key, fingerprint, job_id, created_at, expires_at)
+            select v_job.scope, v_job.key, v_job.fingerprint, v_ids[v_job.n], v_now, v_now + i.key_retention from {{schema}}.installation i
+            on conflict (scope, key) do update set fingerprint = excluded.fingerprint, job_id = excluded.job_id,
+              created_at = excluded.created_at, expires_at = excluded.expires_at where k.expires_at <= v_now;
+          exit when found;
+          select * into v_known from {{schema}}.idempotency_keys k where k.scope = v_job.scope and k.key = v_job.key;
+          continue when not found;
+          if v_known.fingerprint <> v_job.fingerprint then
+            raise exception using errcode = 'WF008',
+              message = format('idempotency key %L of scope %s was used for another request', v_job.key, v_job.scope),
+              detail = jsonb_build_object('job_id', v_known.job_id, 'scope', v_job.scope, 'key', v_job.key)::text,
+              hint = 'The same key must come with the same task and payload; use a new key for a new request.';
+          end if;
+          v_ids[v_job.n] := v_known.job_id;
+          v_new[v_job.n] := false;
+          exit;
+        end loop;
+      else
+        loop
+          insert into {{schema}}.unique_keys as k (scope, key, job_id, hold_for) values (v_job.scope, v_job.key, v_ids[v_job.n], v_job.hold)
+            on conflict (scope, key) do update set job_id = excluded.job_id, hold_for = excluded.hold_for, expires_at = null
+              where k.expires_at <= v_now;
+          exit when found;
+          select * into v_key from {{schema}}.unique_keys k where k.scope = v_job.scope and k.key = v_job.key;
+          continue when not found;
+          if p_on_conflict = 'raise' then
+            raise exception using errcode = 'WF007',
+              message = format('unique key %L of scope %s is held by job %s', v_job.key, v_job.scope, v_key.job_id),
+              detail = jsonb_build_object('job_id', v_key.job_id, 'scope', v_job.scope, 'key', v_job.key)::text,
+              hint = 'Nothing was enqueued. Wait for that job, cancel it, or ask for the existing job instead.';
+          end if;
+          -- An idempotency key taken just above must name the job that answers.
+          if p_idempotency_key is not null and p_idempotency_key[v_job.n] is not null then
+            update {{schema}}.idempotency_keys k set job_id = v_key.job_id where k.job_id = v_ids[v_job.n] and k.key = p_idempotency_key[v_job.n];
+          end if;
+          v_ids[v_job.n] := v_key.job_id;
+          v_new[v_job.n] := false;
+          exit;
+        end loop;
+      end if;
+    end loop;
+  end if;
+
+  return query
+    with specs as materialized (
+      select row_number() over () as i, x.task, x.queue, coalesce(x.priority, 5)::smallint as priority, x.max_attempts, x.effect_class, x.policy_id,
+             x.required_worker_schema, coalesce(x.run_at, v_now + make_interval(secs => coalesce(x.run_in, 0))) as run_at,
+             coalesce(x.deadline, v_now + make_interval(secs => x.deadline_in)) as deadline, coalesce(x.unique_scope, x.task) as unique_scope, x.tags, x.meta
+        from jsonb_to_recordset(p_specs) as x(task text, queue text, priority integer, max_attempts integer, effect_class text, policy_id text,
+             required_worker_schema integer, run_at timestamptz, run_in double precision, deadline timestamptz, deadline_in double precision,
+             unique_scope text, tags text[], meta jsonb)),
+    input as materialized (
+      select o.n, coalesce(v_ids[o.n], {{schema}}.new_id()) as id, coalesce(v_new[o.n], true) as is_new, o.spec, o.payload,
+             case when v_keyed then p_unique_key[o.n] end as unique_key
+        from unnest(p_spec, p_payload) with ordinality as o(spec, payload, n)),
+    placed as (
+      insert into {{schema}}.jobs (id, run_at, created_at, deadline, max_attempts, required_worker_schema, priority, effect_class, queue, task,
+          policy_id, unique_scope, unique_key, payload, tags, meta)
+        select i.id, s.run_at, v_now, s.deadline, s.max_attempts, s.required_worker_schema, s.priority, s.effect_class, s.queue, s.task,
+               s.policy_id, case when i.unique_key is not null then s.unique_scope end, i.unique_key, i.payload, s.tags, s.meta
+          from input i join specs s on s.i = i.spec where i.is_new)
+    select i.n::int, i.id, i.is_new from input i order by i.n;
+
+  perform {{schema}}.wake(array(select distinct x.queue from jsonb_to_recordset(p_specs) as x(queue text)));
+end $$;
+comment on function {{schema}}.enqueue_many(jsonb, integer[], jsonb[], text[], text[], text) is
+  'Enqueues many jobs in one statement, in the caller''s transaction; answers in input order with each job''s id and whether it is new.';
+
+create function {{schema}}.enqueue(task text, payload jsonb default '{}', queue text default null, priority integer default null,
+    run_at timestamptz default null, run_in interval default null, deadline timestamptz default null, max_attempts integer default null,
+    unique_key text default null, unique_scope text default null, idempotency_key text default null, policy text default null,
+    tags text[] default null, meta jsonb default null)
+  returns uuid
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  v_config {{schema}}.task_config;
+  v_spec jsonb;
+  v_id uuid;
+begin
+  select * into v_config from {{schema}}.task_config c where c.task = enqueue.task;
+  if v_config.task is null and policy is null then
+    raise exception using errcode = 'WF006', message = format('task %L was never published by a worker', task),
+      hint = 'Start a worker that knows the task once, or name a policy: enqueue(..., policy => id).';
+  end if;
+  if policy is not null and not exists (select from {{schema}}.policies p where p.id = policy) then
+    raise exception using errcode = 'WF014', message = format('there is no policy %L', policy), hint = 'See the table policies for their ids.';
+  end if;
+  select jsonb_strip_nulls(jsonb_build_object(
+      'task', enqueue.task,
+      'queue', coalesce(enqueue.queue, v_config.operator_queue, case when enqueue.policy is null then v_config.queue end, p.spec->>'queue', 'default'),
+      'priority', coalesce(enqueue.priority, v_config.operator_priority, case when enqueue.policy is null then v_config.priority end, (p.spec->>'priority')::int, 5),
+      'max_attempts', coalesce(enqueue.max_attempts, case when enqueue.policy is null then v_config.max_attempts end, (p.spec#>>'{retry,max_attempts}')::int, 1),
+      'effect_class', coalesce(case when enqueue.policy is null then v_config.effect_class end, p.spec->>'effect_class', 'idempotent'),
+      'policy_id', p.id, 'required_worker_schema', v_config.required_worker_schema,
+      'run_at', enqueue.run_at, 'run_in', extract(epoch from enqueue.run_in), 'deadline', enqueue.deadline,
+      'deadline_in', case when enqueue.deadline is null then (p.spec->>'deadline')::double precision end,
+      'unique_scope', enqueue.unique_scope, 'tags', to_jsonb(enqueue.tags), 'meta', enqueue.meta))
+    into v_spec from {{schema}}.policies p where p.id = coalesce(enqueue.policy, v_config.policy_id);
+  if v_spec is null then
+    raise exception using errcode = 'WF014', message = format('the policy of task %L is missing', task), hint = 'Restart a worker that knows the task.';
+  end if;
+  select e.job_id into v_id from {{schema}}.enqueue_many(jsonb_build_array(v_spec), array[1], array[coalesce(enqueue.payload, '{}')],
+    case when enqueue.unique_key is not null then array[enqueue.unique_key] end,
+    case when enqueue.idempotency_key is not null then array[enqueue.idempotency_key] end) e;
+  return v_id;
+end $$;
+comment on function {{schema}}.enqueue(text, jsonb, text, integer, timestamptz, interval, timestamptz, integer, text, text, text, text, text[], jsonb) is
+  'Enqueues one job from any language, in the caller''s transaction: select {{schema}}.enqueue(''send_receipt'', ''{"order_id": 7}''). Returns its id, or that of the job that holds the unique or idempotency key.';

@@ -1,0 +1,220 @@
+-- Leases: workers register, renew and stop; the leader declares workers lost and settles what they held. Declaring and
+-- settling are two statements of two transactions: in one, a claim in flight stayed running for good.
+-- Lock order: workers, then jobs by id.
+
+create function {{schema}}.register_worker(p_name text, p_hostname text, p_pid integer, p_queues text[], p_tasks text[], p_concurrency integer,
+    p_capability_level integer, p_version text, p_lease double precision) returns uuid
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_id uuid;
+  v_now timestamptz := {{schema}}.now();
+begin
+  insert into {{schema}}.queues (name, created_at) select q, v_now from unnest(p_queues) q order by q on conflict (name) do nothing;
+  insert into {{schema}}.workers (name, hostname, pid, queues, tasks, concurrency, capability_level, version, started_at, renewed_at, lease, lease_expires_at)
+    values (p_name, p_hostname, p_pid, p_queues, p_tasks, p_concurrency, p_capability_level, p_version, v_now, v_now,
+            make_interval(secs => p_lease), v_now + make_interval(secs => p_lease))
+    returning id into v_id;
+  return v_id;
+end $$;
+comment on function {{schema}}.register_worker(text, text, integer, text[], text[], integer, integer, text, double precision) is
+  'Registers a worker process, live, with a lease of so many seconds from now. Returns its id.';
+
+create function {{schema}}.renew(p_worker uuid) returns table (status text, job_id uuid, claim_epoch bigint, cancel_requested boolean)
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_status text;
+begin
+  -- A lease that has run out but was not declared lost may be renewed: nothing has been taken away yet.
+  update {{schema}}.workers w set renewed_at = {{schema}}.now(), lease_expires_at = {{schema}}.now() + w.lease
+    where w.id = p_worker and w.status in ('live', 'draining') returning w.status into v_status;
+  if v_status is null then
+    select w.status into v_status from {{schema}}.workers w where w.id = p_worker;
+    v_status := coalesce(v_status, 'absent');
+  end if;
+  return query select v_status, null::uuid, null::bigint, null::boolean;
+  return query select j.status, j.id, j.claim_epoch, j.cancel_requested_at is not null from {{schema}}.jobs j where j.claimed_by = p_worker;
+end $$;
+comment on function {{schema}}.renew(uuid) is
+  'Renews the lease. The first row has the worker''s status (absent when it is not there); the others are the claims that the database says it holds, with whether cancelling was asked for.';
+
+create function {{schema}}.drain_worker(p_worker uuid) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  update {{schema}}.workers set status = 'draining' where id = p_worker and status = 'live'
+$$;
+comment on function {{schema}}.drain_worker(uuid) is 'The worker claims nothing more, and goes on renewing until its bodies have ended.';
+
+create function {{schema}}.stop_worker(p_worker uuid) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  delete from {{schema}}.sleepers where worker_id = p_worker;
+  update {{schema}}.workers set status = 'stopped', ended_at = {{schema}}.now() where id = p_worker and status in ('live', 'draining')
+    and not exists (select from {{schema}}.jobs j where j.claimed_by = p_worker);
+$$;
+comment on function {{schema}}.stop_worker(uuid) is 'The worker is done. With claims left it stays draining, so that its lease runs out and they are settled.';
+
+create function {{schema}}.sleep(p_worker uuid, p_queues text[]) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  insert into {{schema}}.sleepers (queue, worker_id) select q, p_worker from unnest(p_queues) q on conflict do nothing
+$$;
+comment on function {{schema}}.sleep(uuid, text[]) is 'The worker says that it will wait for a notification. It looks once more before it does.';
+
+create function {{schema}}.unsleep(p_worker uuid) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  delete from {{schema}}.sleepers where worker_id = p_worker
+$$;
+comment on function {{schema}}.unsleep(uuid) is 'The worker is awake: enqueue need not notify it.';
+
+-- The leader ------------------------------------------------------------------------------------------------------------
+
+create function {{schema}}.lead(p_worker uuid, p_role text, p_lease double precision) returns table (is_leader boolean, quiet boolean)
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_row {{schema}}.leader;
+  v_now timestamptz;
+  v_lease interval := make_interval(secs => p_lease);
+  v_started timestamptz := pg_postmaster_start_time();
+  v_timeline integer := (select c.timeline_id from pg_control_checkpoint() c);
+  v_quiet timestamptz;
+begin
+  select * into v_row from {{schema}}.leader l where l.role = p_role for update;
+  v_now := {{schema}}.now();
+  v_quiet := v_row.quiet_until;
+  -- After a restart, a promotion or a step of the clock one lease must pass before anyone is declared lost. All workers
+  -- look here a few times a lease, so a gap of over half a lease means a step forward, or that nobody was there.
+  if v_row.server_started_at <> v_started or v_row.timeline <> v_timeline or v_now < v_row.observed_at or v_now > v_row.observed_at + v_lease / 2 then
+    v_quiet := v_now + v_lease;
+  end if;
+  update {{schema}}.leader l set observed_at = v_now, server_started_at = v_started, timeline = v_timeline,
+      -- After a step back of the clock neither the old lease nor the old quiet time may last for ever.
+      quiet_until = least(v_quiet, v_now + v_lease),
+      holder = case when l.holder = p_worker or l.holder is null or l.expires_at <= v_now or l.expires_at > v_now + v_lease then p_worker else l.holder end,
+      expires_at = case when l.holder = p_worker or l.holder is null or l.expires_at <= v_now or l.expires_at > v_now + v_lease then v_now + v_lease else l.expires_at end
+    where l.role = p_role;
+  return query select l.holder = p_worker, l.quiet_until > v_now from {{schema}}.leader l where l.role = p_role;
+end $$;
+comment on function {{schema}}.lead(uuid, text, double precision) is
+  'Takes or keeps the role if it is free, for so many seconds. Answers whether this worker has it, and whether declaring workers lost must wait.';
+
+create function {{schema}}.resign(p_worker uuid, p_role text) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  update {{schema}}.leader set holder = null, expires_at = '-infinity' where role = p_role and holder = p_worker
+$$;
+comment on function {{schema}}.resign(uuid, text) is 'Gives the role back at once, for a quick hand-over at shutdown.';
+
+create function {{schema}}.mark_lost(p_limit integer default 100) returns setof uuid
+  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  with expired as (
+    select w.id from {{schema}}.workers w
+     where w.status in ('live', 'draining') and w.lease_expires_at <= {{schema}}.now()
+     order by w.id limit p_limit for update skip locked)
+  update {{schema}}.workers w set status = 'lost', ended_at = {{schema}}.now() from expired e
+   where w.id = e.id and w.lease_expires_at <= {{schema}}.now() returning w.id
+$$;
+comment on function {{schema}}.mark_lost(integer) is
+  'Declares workers lost whose lease has run out; returns them. FOR UPDATE waits for no claim: a worker that is just claiming is skipped and found at the next round.';
+
+create function {{schema}}.settle_lost(p_limit integer default 200) returns table (job_id uuid, settled text)
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_now timestamptz;
+  v_job {{schema}}.jobs;
+  v_max integer;
+begin
+  for v_job in
+    select j.* from {{schema}}.jobs j
+     where j.claimed_by is not null and j.status = 'running'
+       and not exists (select from {{schema}}.workers w where w.id = j.claimed_by and w.status in ('live', 'draining'))
+     order by j.id limit p_limit for update of j skip locked
+  loop
+    v_now := {{schema}}.now();
+    job_id := v_job.id;
+    select coalesce((p.spec->>'max_recoveries')::integer, 10) into v_max from {{schema}}.policies p where p.id = v_job.policy_id;
+    if v_job.effect_class = 'side_effecting' and v_job.effect_started_at is not null
+       or v_job.effect_class <> 'pure' and v_job.cancel_requested_at is not null then
+      update {{schema}}.jobs j set status = 'unknown' where j.id = v_job.id;
+      settled := 'unknown';
+    elsif v_job.cancel_requested_at is not null then
+      perform {{schema}}.finish(v_job, 'cancelled', 'lost', null,
+        jsonb_build_object('type', 'Cancelled', 'message', 'cancelling was requested and its worker was lost', 'worker_id', v_job.claimed_by));
+      settled := 'cancelled';
+    elsif v_job.recoveries + 1 > coalesce(v_max, 10) then
+      v_job.recoveries := v_job.recoveries + 1;
+      perform {{schema}}.finish(v_job, 'failed', 'lost', null, jsonb_build_object('type', 'RecoveryExhausted',
+        'message', format('its worker was lost %s times, the limit is %s', v_job.recoveries, coalesce(v_max, 10)), 'worker_id', v_job.claimed_by));
+      settled := 'failed';
+    else
+      insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
+        values (v_job.id, v_now, v_job.claimed_at, v_job.claim_epoch, v_job.claimed_by, v_job.effect_started_at, v_job.attempt, v_job.generation,
+                'lost', jsonb_build_object('type', 'WorkerLost', 'message', 'the lease of its worker ran out', 'worker_id', v_job.claimed_by));
+      update {{schema}}.jobs j set status = 'pending', claimed_by = null, claimed_at = null, effect_started_at = null, recoveries = j.recoveries + 1
+        where j.id = v_job.id;
+      perform {{schema}}.wake(array[v_job.queue]);
+      settled := 'pending';
+    end if;
+    return next;
+  end loop;
+end $$;
+comment on function {{schema}}.settle_lost(integer) is
+  'Settles up to p_limit claims whose worker is lost or absent, by effect class: back to pending, cancelled, unknown, or failed once its recoveries are used up. Repeat until it returns nothing.';
+
+-- The one way out of jobs for what is not ended by its own worker. The caller has locked the row.
+create function {{schema}}.finish(p_job {{schema}}.jobs, p_status text, p_outcome text, p_result jsonb, p_error jsonb) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  delete from {{schema}}.jobs j where j.id = p_job.id;
+  insert into {{schema}}.history (id, finished_at, run_at, created_at, claimed_at, claim_epoch, worker_id, outcome_id, deadline, cancel_requested_at,
+      effect_started_at, attempt, max_attempts, recoveries, retry_afters, snoozes, releases, generation, pruned_attempts, required_worker_schema,
+      priority, status, outcome, effect_class, queue, task, policy_id, unique_scope, unique_key, payload, result, error, tags, meta)
+    values (p_job.id, {{schema}}.now(), p_job.run_at, p_job.created_at, p_job.claimed_at, p_job.claim_epoch, p_job.claimed_by, null, p_job.deadline,
+      p_job.cancel_requested_at, p_job.effect_started_at, p_job.attempt, p_job.max_attempts, p_job.recoveries, p_job.retry_afters, p_job.snoozes,
+      p_job.releases, p_job.generation, p_job.pruned_attempts, p_job.required_worker_schema, p_job.priority, p_status,
+      case when p_job.claimed_by is not null then p_outcome end, p_job.effect_class, p_job.queue, p_job.task, p_job.policy_id,
+      p_job.unique_scope, p_job.unique_key, p_job.payload, p_result, p_error, p_job.tags, p_job.meta);
+end $$;
+comment on function {{schema}}.finish({{schema}}.jobs, text, text, jsonb, jsonb) is
+  'Moves a locked job to history with this status; its open attempt, if any, gets this outcome. Used by cancel, resolve, the sweeps and settle_lost.';
+
+create function {{schema}}.sweep(p_limit integer default 500) returns integer
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_job {{schema}}.jobs;
+  v_n integer := 0;
+begin
+  for v_job in
+    select j.* from {{schema}}.jobs j where j.deadline is not null and j.status in ('pending', 'held') and j.deadline <= {{schema}}.now()
+     order by j.deadline, j.id limit p_limit for update skip locked
+  loop
+    perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'DeadlineExceeded', 'message', 'it had not started by its deadline', 'deadline', v_job.deadline));
+    v_n := v_n + 1;
+  end loop;
+  for v_job in
+    select j.* from {{schema}}.jobs j where j.status = 'pending' and j.attempt >= j.max_attempts order by j.id limit p_limit for update skip locked
+  loop
+    perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'AttemptsExhausted', 'message', format('it has used %s of %s attempts', v_job.attempt, v_job.max_attempts)));
+    v_n := v_n + 1;
+  end loop;
+  return v_n;
+end $$;
+comment on function {{schema}}.sweep(integer) is 'Ends waiting jobs whose deadline has passed or whose attempts are used up. Returns how many; repeat until 0.';
+
+create function {{schema}}.prune(p_limit integer default 1000) returns integer
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_n integer;
+  v_total integer := 0;
+begin
+  delete from {{schema}}.idempotency_keys k where k.ctid = any(array(
+    select i.ctid from {{schema}}.idempotency_keys i where i.expires_at <= {{schema}}.now() order by i.expires_at limit p_limit for update skip locked));
+  get diagnostics v_n = row_count;
+  v_total := v_total + v_n;
+  delete from {{schema}}.unique_keys k where k.ctid = any(array(
+    select u.ctid from {{schema}}.unique_keys u where u.expires_at <= {{schema}}.now() order by u.expires_at limit p_limit for update skip locked));
+  get diagnostics v_n = row_count;
+  v_total := v_total + v_n;
+  delete from {{schema}}.sleepers s where not exists (select from {{schema}}.workers w where w.id = s.worker_id and w.status = 'live');
+  delete from {{schema}}.workers w where w.id = any(array(
+    select o.id from {{schema}}.workers o where o.status in ('stopped', 'lost') and o.ended_at < {{schema}}.now() - interval '7 days'
+       and not exists (select from {{schema}}.jobs j where j.claimed_by = o.id) limit p_limit));
+  get diagnostics v_n = row_count;
+  return v_total + v_n;
+end $$;
+comment on function {{schema}}.prune(integer) is 'Forgets expired keys and workers that ended over a week ago, at most p_limit of each. Returns how many; repeat until 0.';

@@ -1,0 +1,199 @@
+-- What operators and applications do to one job or queue. Each function locks the row first and decides after, on a fresh
+-- snapshot; each leaves a row in audit.
+
+create function {{schema}}.note(p_action text, p_subject text, p_actor text, p_reason text, p_details jsonb) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  insert into {{schema}}.audit (at, actor, action, subject, reason, details)
+    values ({{schema}}.now(), coalesce(p_actor, session_user), p_action, p_subject, p_reason, p_details)
+$$;
+comment on function {{schema}}.note(text, text, text, text, jsonb) is 'Writes one row of audit.';
+
+create function {{schema}}.cancel(job_id uuid, reason text default null, actor text default null) returns text
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  v_job {{schema}}.jobs;
+  v_answer text;
+begin
+  -- A job may move between the two tables while we look; after a few rounds the answer is what the last one saw.
+  for i in 1 .. 5 loop
+    select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
+    if found then
+      if v_job.status in ('pending', 'held') then
+        perform {{schema}}.finish(v_job, 'cancelled', null, null,
+          jsonb_build_object('type', 'Cancelled', 'message', 'cancelled before it started', 'reason', reason));
+        v_answer := 'cancelled';
+      elsif v_job.status = 'running' then
+        update {{schema}}.jobs j set cancel_requested_at = coalesce(j.cancel_requested_at, {{schema}}.now()) where j.id = job_id;
+        perform pg_notify('{{schema}}_cancel', v_job.claimed_by || ' ' || job_id || ' ' || v_job.claim_epoch);
+        v_answer := 'requested';
+      else
+        v_answer := 'unknown';
+      end if;
+      exit;
+    end if;
+    if exists (select from {{schema}}.history h where h.id = job_id) then
+      v_answer := 'finished';
+      exit;
+    end if;
+    v_answer := 'not_found';
+    exit when not exists (select from {{schema}}.jobs j where j.id = job_id);
+  end loop;
+  if v_answer in ('cancelled', 'requested') then
+    perform {{schema}}.note('cancel', job_id::text, actor, reason, jsonb_build_object('answer', v_answer));
+  end if;
+  return v_answer;
+end $$;
+comment on function {{schema}}.cancel(uuid, text, text) is
+  'Cancels a job. Answers cancelled (it never ran again), requested (it runs and is told; if it does not succeed it ends cancelled), finished, unknown or not_found.';
+
+create function {{schema}}.retry(job_id uuid, reason text default null, actor text default null) returns text
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  v_job {{schema}}.jobs;
+  v_old {{schema}}.history;
+  v_now timestamptz;
+  v_holder uuid;
+begin
+  select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
+  if found then
+    if v_job.status <> 'pending' then
+      raise exception using errcode = 'WF012', message = format('job %s is %s, not finished', job_id, v_job.status),
+        detail = jsonb_build_object('job_id', job_id, 'status', v_job.status)::text,
+        hint = case v_job.status when 'unknown' then 'Decide its outcome first: taskq jobs resolve.' else 'Wait for it, or cancel it first.' end;
+    end if;
+    update {{schema}}.jobs j set run_at = least(j.run_at, {{schema}}.now()) where j.id = job_id;
+    perform {{schema}}.wake(array[v_job.queue]);
+    perform {{schema}}.note('retry', job_id::text, actor, reason, jsonb_build_object('answer', 'due', 'run_at', v_job.run_at));
+    return 'due';
+  end if;
+  select * into v_old from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day' for update;
+  if not found then
+    raise exception using errcode = 'WF011', message = format('there is no job %s', job_id),
+      detail = jsonb_build_object('job_id', job_id)::text, hint = 'Check the id; retention may have dropped it.';
+  end if;
+  if v_old.status = 'succeeded' then
+    raise exception using errcode = 'WF012', message = format('job %s has succeeded', job_id),
+      detail = jsonb_build_object('job_id', job_id, 'status', 'succeeded')::text, hint = 'Enqueue a new job to do the work again.';
+  end if;
+  v_now := {{schema}}.now();
+  if v_old.unique_key is not null then
+    insert into {{schema}}.unique_keys as u (scope, key, job_id) values (v_old.unique_scope, v_old.unique_key, job_id)
+      on conflict (scope, key) do update set job_id = excluded.job_id, expires_at = null where u.expires_at <= v_now or u.job_id = excluded.job_id;
+    if not found then
+      select u.job_id into v_holder from {{schema}}.unique_keys u where u.scope = v_old.unique_scope and u.key = v_old.unique_key;
+      raise exception using errcode = 'WF007',
+        message = format('unique key %L of scope %s is held by job %s', v_old.unique_key, v_old.unique_scope, v_holder),
+        detail = jsonb_build_object('job_id', v_holder, 'scope', v_old.unique_scope, 'key', v_old.unique_key)::text,
+        hint = 'Wait for that job or cancel it, then retry this one.';
+    end if;
+  end if;
+  -- The final attempt leaves history for the ledger, so that every attempt stays on record exactly once.
+  delete from {{schema}}.history h where h.id = job_id and h.finished_at = v_old.finished_at;
+  if v_old.worker_id is not null then
+    insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, outcome_id, effect_started_at, attempt, generation, outcome, error)
+      values (v_old.id, v_old.finished_at, v_old.claimed_at, v_old.claim_epoch, v_old.worker_id, v_old.outcome_id, v_old.effect_started_at,
+              v_old.attempt, v_old.generation, v_old.outcome, v_old.error);
+  end if;
+  insert into {{schema}}.jobs (id, run_at, created_at, deadline, claim_epoch, max_attempts, generation, pruned_attempts, required_worker_schema, priority,
+      effect_class, queue, task, policy_id, unique_scope, unique_key, payload, tags, meta)
+    values (v_old.id, v_now, v_old.created_at, case when v_old.deadline > v_now then v_old.deadline end, v_old.claim_epoch, v_old.max_attempts,
+      v_old.generation + 1, v_old.pruned_attempts, v_old.required_worker_schema, v_old.priority, v_old.effect_class, v_old.queue, v_old.task,
+      v_old.policy_id, v_old.unique_scope, v_old.unique_key, v_old.payload, v_old.tags, v_old.meta);
+  perform {{schema}}.wake(array[v_old.queue]);
+  perform {{schema}}.note('retry', job_id::text, actor, reason,
+    jsonb_build_object('answer', 'reopened', 'was', v_old.status, 'finished_at', v_old.finished_at, 'error', v_old.error, 'deadline_dropped', v_old.deadline <= v_now));
+  return 'reopened';
+end $$;
+comment on function {{schema}}.retry(uuid, text, text) is
+  'Reopens a failed or cancelled job with fresh counters, a higher generation and its epoch kept (answer reopened), or makes a waiting one due now (due).';
+
+create function {{schema}}.resolve(job_id uuid, happened boolean, result jsonb default null, reason text default null, actor text default null) returns text
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  v_job {{schema}}.jobs;
+  v_now timestamptz;
+  v_answer text;
+begin
+  select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
+  if not found then
+    raise exception using errcode = case when exists (select from {{schema}}.history h where h.id = job_id) then 'WF012' else 'WF011' end,
+      message = format('job %s is not waiting for a decision', job_id), detail = jsonb_build_object('job_id', job_id)::text,
+      hint = 'It may have been resolved already, by its own late end or by somebody else: taskq jobs show.';
+  end if;
+  if v_job.status <> 'unknown' then
+    raise exception using errcode = 'WF012', message = format('job %s is %s, not unknown', job_id, v_job.status),
+      detail = jsonb_build_object('job_id', job_id, 'status', v_job.status)::text, hint = 'Only an unknown outcome needs a decision.';
+  end if;
+  if reason is null or btrim(reason) = '' then
+    raise exception using errcode = 'WF009', message = 'resolving an unknown outcome needs a reason', hint = 'Say what you checked; it goes on the record.';
+  end if;
+  v_now := {{schema}}.now();
+  if happened then
+    perform {{schema}}.finish(v_job, 'succeeded', 'resolved', result, null);
+    v_answer := 'succeeded';
+  elsif v_job.cancel_requested_at is not null then
+    perform {{schema}}.finish(v_job, 'cancelled', 'resolved', null, jsonb_build_object('type', 'Cancelled', 'message', 'cancelled; the effect did not happen', 'reason', reason));
+    v_answer := 'cancelled';
+  else
+    insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
+      values (v_job.id, v_now, v_job.claimed_at, v_job.claim_epoch, v_job.claimed_by, v_job.effect_started_at, v_job.attempt, v_job.generation, 'resolved',
+              jsonb_build_object('type', 'DidNotHappen', 'message', 'resolved: the effect did not happen', 'reason', reason));
+    update {{schema}}.jobs j set status = 'pending', claimed_by = null, claimed_at = null, effect_started_at = null where j.id = job_id;
+    perform {{schema}}.wake(array[v_job.queue]);
+    v_answer := 'pending';
+  end if;
+  perform {{schema}}.note('resolve', job_id::text, actor, reason, jsonb_build_object('happened', happened, 'answer', v_answer));
+  return v_answer;
+end $$;
+comment on function {{schema}}.resolve(uuid, boolean, jsonb, text, text) is
+  'Decides an unknown outcome, once and on the record: happened makes it succeeded, otherwise it is cancelled if that was asked for, else pending again.';
+
+create function {{schema}}.pause_queue(queue text, reason text default null, actor text default null) returns boolean
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  v_done boolean;
+begin
+  insert into {{schema}}.queues as q (name, paused_at, created_at) values (queue, {{schema}}.now(), {{schema}}.now())
+    on conflict (name) do update set paused_at = excluded.paused_at where q.paused_at is null;
+  v_done := found;
+  if v_done then perform {{schema}}.note('pause', queue, actor, reason, null); end if;
+  return v_done;
+end $$;
+comment on function {{schema}}.pause_queue(text, text, text) is 'Nothing more is claimed from the queue. Returns whether that changed anything.';
+
+create function {{schema}}.resume_queue(queue text, reason text default null, actor text default null) returns boolean
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  v_done boolean;
+begin
+  update {{schema}}.queues q set paused_at = null where q.name = queue and q.paused_at is not null;
+  v_done := found;
+  if v_done then
+    perform {{schema}}.wake(array[queue]);
+    perform {{schema}}.note('resume', queue, actor, reason, null);
+  end if;
+  return v_done;
+end $$;
+comment on function {{schema}}.resume_queue(text, text, text) is 'Claims from the queue go on. Returns whether that changed anything.';
+
+create view {{schema}}.unknown_outcomes as
+  select j.id, j.queue, j.task, j.claim_epoch, j.claimed_by as worker_id, w.name as worker, j.claimed_at, j.effect_started_at, j.cancel_requested_at
+    from {{schema}}.jobs j left join {{schema}}.workers w on w.id = j.claimed_by where j.status = 'unknown';
+comment on view {{schema}}.unknown_outcomes is 'Jobs whose effect may have happened and whose outcome was never told. Each waits for its own late end or for taskq jobs resolve.';
+
+create view {{schema}}.queue_counts as
+  select coalesce(c.queue, q.name) as queue, q.paused_at, coalesce(c.due, 0) as due, coalesce(c.waiting, 0) as waiting, coalesce(c.running, 0) as running,
+         coalesce(c.held, 0) as held, coalesce(c.unknown, 0) as unknown, c.oldest_due
+    from {{schema}}.queues q full join (
+      select j.queue, count(*) filter (where j.status = 'pending' and j.run_at <= {{schema}}.now()) as due,
+             count(*) filter (where j.status = 'pending' and j.run_at > {{schema}}.now()) as waiting,
+             count(*) filter (where j.status = 'running') as running, count(*) filter (where j.status = 'held') as held,
+             count(*) filter (where j.status = 'unknown') as unknown,
+             min(j.run_at) filter (where j.status = 'pending' and j.run_at <= {{schema}}.now()) as oldest_due
+        from {{schema}}.jobs j group by j.queue) c on c.queue = q.name;
+comment on view {{schema}}.queue_counts is 'What waits and runs in each queue.';
