@@ -71,7 +71,7 @@ begin
       effect_started_at, attempt, max_attempts, recoveries, retry_afters, snoozes, releases, generation, pruned_attempts, required_worker_schema,
       priority, status, outcome, effect_class, queue, task, policy_id, unique_scope, unique_key, payload, result, error, tags, meta)
     select d.id, v_now, d.run_at, d.created_at, d.claimed_at, d.claim_epoch, d.claimed_by, d.outcome_id, d.deadline, d.cancel_requested_at,
-           d.effect_started_at, d.attempt + (d.final = 'failed' and d.told in ('failed', 'retry'))::int, d.max_attempts, d.recoveries,
+           d.effect_started_at, d.attempt + (d.final = 'failed' and d.told not in ('retry_after', 'snooze'))::int, d.max_attempts, d.recoveries,
            d.retry_afters + (d.told = 'retry_after' and d.final = 'failed')::int, d.snoozes + (d.told = 'snooze' and d.final = 'failed')::int,
            d.releases, d.generation, d.pruned_attempts, d.required_worker_schema, d.priority, d.final,
            case when d.final <> 'failed' then d.final

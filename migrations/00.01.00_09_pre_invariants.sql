@@ -1,0 +1,107 @@
+-- check_invariants: every law that can be seen from the rows, as violations. STABLE, so that one call sees one snapshot.
+-- Called by taskq verify and at the end of every system test.
+
+create function {{schema}}.check_invariants(scope text default 'live', since timestamptz default null)
+  returns table (law integer, code text, job_id uuid, detail text)
+  language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+declare
+  v_from timestamptz;
+  v_part record;
+begin
+  if scope not in ('live', 'since', 'all') or (scope = 'since') <> (since is not null) then
+    raise exception using errcode = 'WF009', message = format('check_invariants: scope %L with since %L is not valid', scope, since),
+      hint = 'Scopes are live (unfinished jobs), since (finished jobs from an instant on, which must be given) and all.';
+  end if;
+
+  -- Law 1: in exactly one of jobs and history.
+  return query select 1, 'in_jobs_and_history', j.id, format('status %s in jobs, %s in history', j.status, h.status)
+    from {{schema}}.jobs j join {{schema}}.history h on h.id = j.id;
+
+  -- Law 3, unfinished jobs: attempts on record + pruned + (1 if running or unknown) = claim_epoch.
+  return query
+    select 3, 'attempts_do_not_add_up', j.id,
+           format('epoch %s, on record %s, pruned %s, status %s', j.claim_epoch, coalesce(l.n, 0), j.pruned_attempts, j.status)
+      from {{schema}}.jobs j
+      left join (select l.job_id, count(*) as n from {{schema}}.ledger l where l.job_id in (select k.id from {{schema}}.jobs k where k.claim_epoch > 0) group by l.job_id) l on l.job_id = j.id
+     where coalesce(l.n, 0) + j.pruned_attempts + (j.status in ('running', 'unknown'))::int <> j.claim_epoch;
+  return query
+    select 3, 'attempt_beyond_epoch', j.id, format('attempt %s is on record, the job''s epoch is %s (%s)', l.claim_epoch, j.claim_epoch, j.status)
+      from {{schema}}.ledger l join {{schema}}.jobs j on j.id = l.job_id
+     where l.claim_epoch > j.claim_epoch - (j.status in ('running', 'unknown'))::int;
+  return query
+    select 3, 'attempt_twice', l.job_id, format('attempt %s is on record %s times', l.claim_epoch, count(*))
+      from {{schema}}.ledger l where l.job_id in (select k.id from {{schema}}.jobs k where k.claim_epoch > 0)
+     group by l.job_id, l.claim_epoch having count(*) > 1;
+
+  -- Law 6, unfinished jobs: counters equal the record of this generation, where nothing was pruned.
+  return query
+    select 6, 'counters_differ_from_record', j.id,
+           format('attempt %s/%s, recoveries %s/%s, retry_afters %s/%s, snoozes %s/%s, releases %s/%s (row/record)', j.attempt, l.failed,
+             j.recoveries, l.lost, j.retry_afters, l.retry_after, j.snoozes, l.snoozed, j.releases, l.released)
+      from {{schema}}.jobs j cross join lateral (
+        select count(*) filter (where l.outcome = 'failed') as failed, count(*) filter (where l.outcome = 'lost') as lost,
+               count(*) filter (where l.outcome = 'retry_after') as retry_after, count(*) filter (where l.outcome = 'snoozed') as snoozed,
+               count(*) filter (where l.outcome = 'released') as released
+          from {{schema}}.ledger l where l.job_id = j.id and l.generation = j.generation) l
+     where j.claim_epoch > 0 and j.pruned_attempts = 0
+       and (j.attempt, j.recoveries, j.retry_afters, j.snoozes, j.releases) is distinct from (l.failed::int, l.lost::int, l.retry_after::int, l.snoozed::int, l.released::int);
+
+  -- What rows point to must be there.
+  return query select 5, 'policy_missing', j.id, format('policy %s', j.policy_id)
+    from {{schema}}.jobs j where not exists (select from {{schema}}.policies p where p.id = j.policy_id);
+  return query select 5, 'unique_key_not_held', j.id, format('scope %s, key %s', j.unique_scope, j.unique_key)
+    from {{schema}}.jobs j where j.unique_key is not null
+     and not exists (select from {{schema}}.unique_keys u where u.scope = j.unique_scope and u.key = j.unique_key and u.job_id = j.id);
+  return query select 5, 'unique_key_of_no_job', u.job_id, format('scope %s, key %s', u.scope, u.key)
+    from {{schema}}.unique_keys u where u.expires_at is null and not exists (select from {{schema}}.jobs j where j.id = u.job_id);
+
+  if scope = 'live' then
+    return;
+  end if;
+
+  -- Finished jobs, partition by partition, so that the memory this takes does not grow with the whole history.
+  for v_part in select p.day from {{schema}}.partitions p where p.parent = 'history' and (since is null or p.day >= (since at time zone 'UTC')::date) order by p.day loop
+    v_from := v_part.day::timestamp at time zone 'UTC';
+    return query
+      select 1, 'twice_in_history', h.id, 'finished twice'::text from {{schema}}.history h
+       where h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
+         and exists (select from {{schema}}.history o where o.id = h.id and o.finished_at <> h.finished_at);
+    return query
+      with h as materialized (
+        select h.id, h.claim_epoch, h.pruned_attempts, h.worker_id, h.status, h.outcome, h.attempt, h.recoveries, h.retry_afters, h.snoozes, h.releases, h.generation
+          from {{schema}}.history h where h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)),
+      r as materialized (
+        select l.job_id, count(*) as n, count(distinct l.claim_epoch) as epochs, max(l.claim_epoch) as top,
+               count(*) filter (where l.generation = h.generation and l.outcome = 'failed') as failed,
+               count(*) filter (where l.generation = h.generation and l.outcome = 'lost') as lost,
+               count(*) filter (where l.generation = h.generation and l.outcome = 'retry_after') as retry_after,
+               count(*) filter (where l.generation = h.generation and l.outcome = 'snoozed') as snoozed,
+               count(*) filter (where l.generation = h.generation and l.outcome = 'released') as released
+          from h join {{schema}}.ledger l on l.job_id = h.id where h.claim_epoch > 1 or (h.claim_epoch = 1 and h.worker_id is null) group by l.job_id)
+      select v.law, v.code, h.id, v.detail
+        from h left join r on r.job_id = h.id cross join lateral (values
+          (3, 'attempts_do_not_add_up', coalesce(r.n, 0) + h.pruned_attempts + (h.worker_id is not null)::int <> h.claim_epoch,
+             format('epoch %s, on record %s, pruned %s', h.claim_epoch, coalesce(r.n, 0) + (h.worker_id is not null)::int, h.pruned_attempts)),
+          (3, 'attempt_twice', coalesce(r.n <> r.epochs, false), 'an attempt is on record more than once'),
+          (3, 'attempt_beyond_epoch', coalesce(r.top > h.claim_epoch - (h.worker_id is not null)::int, false),
+             format('attempt %s is on record, the job''s epoch is %s', r.top, h.claim_epoch)),
+          (6, 'counters_differ_from_record', h.pruned_attempts = 0 and h.claim_epoch > 0 and
+             (h.attempt, h.recoveries, h.retry_afters, h.snoozes, h.releases) is distinct from
+             ((coalesce(r.failed, 0) + (h.outcome is not distinct from 'failed')::int)::int, (coalesce(r.lost, 0) + (h.outcome is not distinct from 'lost' and h.status = 'failed')::int)::int,
+              (coalesce(r.retry_after, 0) + (h.outcome is not distinct from 'retry_after')::int)::int, (coalesce(r.snoozed, 0) + (h.outcome is not distinct from 'snoozed')::int)::int,
+              (coalesce(r.released, 0) + (h.outcome is not distinct from 'released')::int)::int),
+             format('attempt %s, recoveries %s, retry_afters %s, snoozes %s, releases %s; final outcome %s', h.attempt, h.recoveries, h.retry_afters, h.snoozes, h.releases, h.outcome))
+        ) as v(law, code, violated, detail)
+       where v.violated;
+  end loop;
+
+  if scope = 'all' then
+    return query
+      select 3, 'attempt_of_no_job', l.job_id, format('attempt %s', l.claim_epoch) from {{schema}}.ledger l
+       where not exists (select from {{schema}}.jobs j where j.id = l.job_id) and not exists (select from {{schema}}.history h where h.id = l.job_id)
+         and l.ended_at > (select min(p.day) from {{schema}}.partitions p where p.parent = 'history') + interval '1 day';
+  end if;
+end $$;
+comment on function {{schema}}.check_invariants(text, timestamptz) is
+  'Reports every violation of the laws in docs/laws.md that rows can show; no rows means none. Scope live looks at unfinished jobs, since also at what finished from an instant on, all at everything.';

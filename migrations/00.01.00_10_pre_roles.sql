@@ -1,0 +1,56 @@
+-- Roles with the least that each needs: producers enqueue, workers claim and end, operators read and steer, readers read.
+-- All writes go through SECURITY DEFINER functions, so no role can set a status, an epoch or a claim by itself.
+-- Roles belong to the whole server; where this user may not create them, make them by hand and run this file's grants.
+
+do $do$
+declare
+  v_role text;
+begin
+  -- Nobody gets anything by default, functions included.
+  execute 'revoke all on schema {{schema}} from public';
+  execute 'revoke all on all functions in schema {{schema}} from public';
+  foreach v_role in array array['{{schema}}_producer', '{{schema}}_worker', '{{schema}}_operator', '{{schema}}_reader'] loop
+    begin
+      if not exists (select from pg_catalog.pg_roles r where r.rolname = v_role) then
+        execute format('create role %I nologin', v_role);
+      end if;
+    exception
+      when insufficient_privilege then
+        raise notice 'taskq: role % was not created: this user may not create roles', v_role;
+        continue;
+      when duplicate_object or unique_violation then
+        null;
+    end;
+    execute format('grant usage on schema {{schema}} to %I', v_role);
+    execute format('grant execute on function {{schema}}.now(), {{schema}}.valid_name(text), {{schema}}.id_time(uuid) to %I', v_role);
+  end loop;
+end $do$;
+
+do $do$
+declare
+  v_grant record;
+begin
+  for v_grant in
+    select * from (values
+      ('{{schema}}_producer', 'execute on function {{schema}}.enqueue(text, jsonb, text, integer, timestamptz, interval, timestamptz, integer, text, text, text, text, text[], jsonb), {{schema}}.enqueue_many(jsonb, integer[], jsonb[], text[], text[], text), {{schema}}.ensure_policy(text, integer, jsonb), {{schema}}.cancel(uuid, text, text)'),
+      ('{{schema}}_producer', 'select on {{schema}}.jobs, {{schema}}.history, {{schema}}.all_jobs, {{schema}}.task_config, {{schema}}.policies, {{schema}}.schema_migrations'),
+      ('{{schema}}_worker', 'execute on all functions in schema {{schema}}'),
+      ('{{schema}}_worker', 'select on all tables in schema {{schema}}'),
+      ('{{schema}}_operator', 'execute on function {{schema}}.cancel(uuid, text, text), {{schema}}.retry(uuid, text, text), {{schema}}.resolve(uuid, boolean, jsonb, text, text), {{schema}}.pause_queue(text, text, text), {{schema}}.resume_queue(text, text, text), {{schema}}.check_invariants(text, timestamptz)'),
+      ('{{schema}}_operator', 'select on all tables in schema {{schema}}'),
+      ('{{schema}}_reader', 'execute on function {{schema}}.check_invariants(text, timestamptz)'),
+      ('{{schema}}_reader', 'select on all tables in schema {{schema}}')) as g(role, what)
+    where exists (select from pg_catalog.pg_roles r where r.rolname = g.role)
+  loop
+    execute format('grant %s to %I', v_grant.what, v_grant.role);
+  end loop;
+end $do$;
+
+-- A worker settles what the laws allow and nothing else: what only these files or an operator call is not for it.
+do $do$
+begin
+  if exists (select from pg_catalog.pg_roles r where r.rolname = '{{schema}}_worker') then
+    execute 'revoke execute on function {{schema}}.finish({{schema}}.jobs, text, text, jsonb, jsonb), {{schema}}.note(text, text, text, text, jsonb),
+      {{schema}}.resolve(uuid, boolean, jsonb, text, text), {{schema}}.pause_queue(text, text, text), {{schema}}.resume_queue(text, text, text) from {{schema}}_worker';
+  end if;
+end $do$;
