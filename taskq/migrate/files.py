@@ -261,15 +261,6 @@ _HEADERS: dict[Kind, str] = {
 }
 
 
-def require_kind(kind: str) -> Kind:
-    """Narrow text to a kind, for the CLI."""
-    if kind == "pre":
-        return "pre"
-    if kind == "post":
-        return "post"
-    raise MigrationError(f"{kind[:20]!r} is not a kind of migration; say pre or post")
-
-
 def names(migrations: Sequence[Migration]) -> str:
     """Their file names, for a message."""
     return ", ".join(m.filename for m in migrations)

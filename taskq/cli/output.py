@@ -1,0 +1,162 @@
+"""What every command shares: tables for people, JSON for programs, and errors turned into one line and an exit code.
+
+Results go to standard output, everything else to standard error, so that a pipe gets results only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from enum import IntEnum
+from typing import Any, Protocol, runtime_checkable
+from uuid import UUID
+
+import psycopg
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from taskq.errors import ConfigurationError, DatabaseUnavailable, TaskQError
+
+__all__ = ["ExitCode", "note", "print_json", "print_table", "run_cli", "show"]
+
+
+class ExitCode(IntEnum):
+    """What the exit code of every command means."""
+
+    OK = 0
+    FAILED = 1
+    """The command found a discrepancy, or could not do what it was asked."""
+    USAGE = 2
+    """The command line or a setting is wrong; nothing was tried."""
+    NO_CONNECTION = 3
+    """The database cannot be reached, or refused the login."""
+    INTERRUPTED = 130
+    """Ended from the keyboard."""
+
+
+def run_cli(command: Callable[[], object], args: Sequence[str] = ()) -> int:
+    """Run a command and return its exit code; an error of taskq's or of the user's becomes one line, no traceback.
+
+    Args:
+        command: what to do; an ``int`` that it returns is the exit code.
+        args: the command line. An argument that holds a DSN may end up in a complaint about it, and is masked there.
+    """
+    try:
+        result = command()
+        return result if isinstance(result, int) else ExitCode.OK
+    except SystemExit as exc:
+        if exc.code is None or isinstance(exc.code, int):
+            return exc.code or 0
+        note(str(exc.code))
+        return ExitCode.FAILED
+    except typer.Exit as exc:
+        return exc.exit_code
+    except ConfigurationError as exc:
+        return _error(exc, ExitCode.USAGE)
+    except DatabaseUnavailable as exc:
+        return _error(exc, ExitCode.NO_CONNECTION)
+    except TaskQError as exc:
+        return _error(exc, ExitCode.FAILED)
+    except psycopg.OperationalError as exc:
+        code = ExitCode.FAILED if exc.sqlstate else ExitCode.NO_CONNECTION
+        return _error(exc, code, "the database did not answer as expected: ")
+    except BrokenPipeError:
+        # The reader of our output has gone; leave nothing for Python to flush into the closed pipe at exit.
+        sys.stdout = None
+        return ExitCode.FAILED
+    except (KeyboardInterrupt, typer.Abort):
+        note("interrupted")
+        return ExitCode.INTERRUPTED
+    except Exception as exc:
+        # The usage errors of typer have no common public class over the versions that taskq supports.
+        if not isinstance(exc, _UsageError):
+            raise
+        return _usage(exc, args)
+
+
+def _error(exc: Exception, code: ExitCode, prefix: str = "") -> int:
+    note(f"error: {prefix}{' '.join(str(exc).split())}")
+    return code
+
+
+@runtime_checkable
+class _UsageError(Protocol):
+    exit_code: int
+    ctx: Any
+
+    def format_message(self) -> str: ...
+    def show(self) -> None: ...
+
+
+def _usage(exc: _UsageError, args: Sequence[str]) -> int:
+    if type(exc).__name__ == "NoArgsIsHelpError":
+        exc.show()
+        return ExitCode.USAGE
+    message = " ".join(exc.format_message().split())
+    for arg in args:
+        if "://" in arg or "password" in arg:
+            message = message.replace(arg, "***").replace(arg.partition("=")[2] or arg, "***")
+    path = exc.ctx.command_path if exc.ctx else "taskq"
+    note(f"error: {message.rstrip('.')}; see '{path} --help'")
+    return ExitCode.USAGE
+
+
+def note(line: str) -> None:
+    """A line for people on standard error, as it is: not wrapped, no markup."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool, empty: str = "none") -> None:
+    """Print rows as JSON (a list of objects with every key) or as a table of ``columns``."""
+    if as_json:
+        print_json(rows)
+    else:
+        print_table(rows, columns, empty=empty)
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document; times in ISO 8601, durations in seconds."""
+    print(json.dumps(value, default=_plain, indent=2, ensure_ascii=False))
+
+
+def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str = "none") -> None:
+    """Print a table of the given keys; cells are shown as they are, without markup."""
+    if not rows:
+        print(empty)
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column.replace("_", " "), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
+    # A pipe or file has no width to fit in: do not fold lines there.
+    console = Console() if sys.stdout.isatty() else Console(width=10_000)
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, datetime):
+        return value.astimezone().isoformat(sep=" ", timespec="seconds")
+    if isinstance(value, float):
+        return f"{value:.3g}" if value < 100 else f"{value:.0f}"
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
+    return str(value)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, (set, frozenset, tuple)):
+        return list(value)
+    if isinstance(value, (UUID, bytes)):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} cannot be printed as JSON")
