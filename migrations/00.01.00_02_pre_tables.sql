@@ -6,21 +6,21 @@ create table {{schema}}.jobs (
   run_at timestamptz not null,
   created_at timestamptz not null,
   claimed_at timestamptz,
-  claim_epoch bigint not null default 0 check (claim_epoch >= 0),
+  claim_epoch bigint not null default 0,
   claimed_by uuid,
   deadline timestamptz,
   cancel_requested_at timestamptz,
   effect_started_at timestamptz,
-  attempt integer not null default 0 check (attempt >= 0),
-  max_attempts integer not null check (max_attempts >= 1),
-  recoveries integer not null default 0 check (recoveries >= 0),
-  retry_afters integer not null default 0 check (retry_afters >= 0),
-  snoozes integer not null default 0 check (snoozes >= 0),
-  releases integer not null default 0 check (releases >= 0),
-  generation integer not null default 0 check (generation >= 0),
-  pruned_attempts integer not null default 0 check (pruned_attempts >= 0),
+  attempt integer not null default 0,
+  max_attempts integer not null,
+  recoveries integer not null default 0,
+  retry_afters integer not null default 0,
+  snoozes integer not null default 0,
+  releases integer not null default 0,
+  generation integer not null default 0,
+  pruned_attempts integer not null default 0,
   required_worker_schema integer,
-  priority smallint not null default 5 check (priority between 0 and 9),
+  priority smallint not null default 5,
   status text not null default 'pending',
   effect_class text not null default 'idempotent',
   queue text not null,
@@ -29,18 +29,20 @@ create table {{schema}}.jobs (
   held_reason text,
   unique_scope text,
   unique_key text,
-  payload jsonb not null check (jsonb_typeof(payload) = 'object'),
+  payload jsonb not null,
   tags text[],
   meta jsonb,
-  constraint jobs_status check (status in ('pending', 'running', 'held', 'unknown')),
-  constraint jobs_effect_class check (effect_class in ('pure', 'idempotent', 'side_effecting')),
-  constraint jobs_claim_whole check (
-    (status in ('running', 'unknown')) = (claimed_by is not null) and (claimed_by is null) = (claimed_at is null)),
-  constraint jobs_claimed_once check (claimed_by is null or claim_epoch > 0),
-  constraint jobs_held_reason check ((status = 'held') = (held_reason is not null)
-    and (held_reason is null or held_reason in ('signal', 'limit', 'ordering', 'paused'))),
-  constraint jobs_queue_name check ({{schema}}.valid_name(queue)),
-  constraint jobs_task_name check ({{schema}}.valid_name(task)),
+  -- Few and cheap: every insert and every claim checks them all. Names are checked by enqueue.
+  constraint jobs_status check (case status
+    when 'pending' then claimed_by is null and claimed_at is null and held_reason is null
+    when 'running' then claimed_by is not null and claimed_at is not null and claim_epoch > 0 and held_reason is null
+    when 'unknown' then claimed_by is not null and claimed_at is not null and claim_epoch > 0 and held_reason is null
+    when 'held' then claimed_by is null and claimed_at is null and held_reason in ('signal', 'limit', 'ordering', 'paused')
+    else false end),
+  constraint jobs_effect_class check (case effect_class when 'idempotent' then true when 'pure' then true when 'side_effecting' then true else false end),
+  constraint jobs_counters check (priority between 0 and 9 and max_attempts >= 1 and claim_epoch >= 0 and attempt >= 0
+    and least(recoveries, retry_afters, snoozes, releases, generation, pruned_attempts) >= 0),
+  constraint jobs_payload check (jsonb_typeof(payload) = 'object'),
   constraint jobs_unique_whole check ((unique_scope is null) = (unique_key is null))
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
         autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.1);
@@ -93,7 +95,7 @@ create table {{schema}}.history (
   run_at timestamptz not null,
   created_at timestamptz not null,
   claimed_at timestamptz,
-  claim_epoch bigint not null check (claim_epoch >= 0),
+  claim_epoch bigint not null,
   worker_id uuid,
   outcome_id bigint,
   deadline timestamptz,
@@ -123,10 +125,12 @@ create table {{schema}}.history (
   tags text[],
   meta jsonb,
   primary key (id, finished_at),
-  constraint history_status check (status in ('succeeded', 'failed', 'cancelled')),
-  constraint history_outcome check ((worker_id is null) = (outcome is null) and (worker_id is null) = (claimed_at is null)
-    and (outcome is null or outcome in ('succeeded', 'failed', 'cancelled', 'retry_after', 'snoozed', 'released', 'lost', 'resolved'))),
-  constraint history_success check ((status = 'succeeded') = (outcome is not null and (outcome = 'succeeded' or (outcome = 'resolved' and error is null))))
+  -- A job succeeds, fails or is cancelled; with a final attempt worker, outcome and claim are there, without one none is.
+  constraint history_status check (claim_epoch >= 0 and case status
+    when 'succeeded' then case outcome when 'succeeded' then true when 'resolved' then true else false end
+    when 'failed' then true when 'cancelled' then true else false end),
+  constraint history_attempt_whole check (case when worker_id is null then outcome is null and claimed_at is null
+    else claim_epoch > 0 and claimed_at is not null and outcome in ('succeeded', 'failed', 'cancelled', 'retry_after', 'snoozed', 'released', 'lost', 'resolved') end)
 ) partition by range (finished_at);
 create index history_not_succeeded on {{schema}}.history (finished_at, task) where status <> 'succeeded';
 

@@ -21,14 +21,14 @@ declare
 begin
   if p_outcomes && array['retry', 'retry_after', 'snooze', 'release'] then
     -- Lock first: the update below decides on the locked rows, so a cancel that commits meanwhile is seen.
-    perform from {{schema}}.jobs j where j.id = any(p_ids) and j.claimed_by = p_worker and j.status = 'running' order by j.id for update;
+    perform from {{schema}}.jobs j where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status = 'running' order by j.id for update;
     v_now := {{schema}}.now();
     with ends as materialized (
       select * from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids, p_errors, p_delays) as e(id, epoch, outcome, outcome_id, error, delay)
        where e.outcome in ('retry', 'retry_after', 'snooze', 'release')),
     attempt as materialized (
       select j.id, j.claimed_at, j.effect_started_at from {{schema}}.jobs j
-       where j.id = any(p_ids) and j.claimed_by = p_worker and j.status = 'running'
+       where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status = 'running'
          and ((j.id, j.claim_epoch) in (select e.id, e.epoch from ends e)) is true
          and j.cancel_requested_at is null),
     back as (
@@ -39,7 +39,7 @@ begin
           releases = j.releases + (e.outcome = 'release')::int,
           run_at = case when e.outcome = 'release' then j.run_at else v_now + make_interval(secs => e.delay) end
         from ends e join attempt a on a.id = e.id
-       where j.id = any(p_ids) and j.id = e.id and j.claimed_by = p_worker and j.claim_epoch = e.epoch and j.status = 'running'
+       where j.id = any(p_ids) and j.id = e.id and (j.claimed_by = p_worker) is true and j.claim_epoch = e.epoch and j.status = 'running'
          and (e.outcome = 'release' or j.deadline is null or v_now + make_interval(secs => e.delay) <= j.deadline)
          and (e.outcome <> 'retry' or j.attempt + 1 < j.max_attempts)
       returning j.id, j.claim_epoch, j.attempt, j.generation, j.queue, a.claimed_at, a.effect_started_at, e.outcome, e.outcome_id, e.error),
@@ -59,8 +59,8 @@ begin
     select * from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids, p_results, p_errors) as e(id, epoch, outcome, outcome_id, result, error)),
   gone as (
     delete from {{schema}}.jobs j
-     where j.id = any(p_ids) and j.claimed_by = p_worker and j.status in ('running', 'unknown')
-       -- "is true" keeps the IN a hashed subplan, so that the delete always goes by primary key.
+     where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown')
+       -- "is true" keeps the fence out of the choice of index and the IN a hashed subplan: the delete always goes by primary key.
        and ((j.id, j.claim_epoch) in (select e.id, e.epoch from ends e)) is true
     returning j.*),
   decided as (
