@@ -6,6 +6,17 @@ Each message says what happened, what it means and what to do. The database's ow
 
 from __future__ import annotations
 
+import json
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any, ClassVar
+from uuid import UUID
+
+MAX_MESSAGE = 2_000
+MAX_TRACEBACK = 8_000
+EFFECT_CLASS_SQLSTATE = "WF010"
+
 
 class TaskQError(Exception):
     """The root of all errors of taskq; catch it to catch them all."""
@@ -57,3 +68,266 @@ class MigrationFailed(MigrationError):
 
 class DatabaseUnavailable(TaskQError):
     """PostgreSQL could not be reached or refused the login; the message names host, port and database."""
+
+
+# Declaring tasks and policies ----------------------------------------------------------------------
+
+
+class TaskDefinitionError(TaskQError):
+    """A function cannot be registered as a task; the message names what about it and the cure."""
+
+
+class InvalidPolicy(TaskQError, ValueError):
+    """A value of a policy is not valid; the message names the field and what it takes."""
+
+
+class InvalidDuration(InvalidPolicy):
+    """A duration cannot be read; the message shows it and what is accepted."""
+
+
+class EffectClassUnsupported(TaskQError):
+    """The effect class is one whose guarantees this release does not give (SQLSTATE WF010)."""
+
+
+class SyncCallInEventLoop(TaskQError):
+    """A blocking call was made where an event loop runs; the message names the call to await instead."""
+
+
+class UnsupportedConnection(TaskQError, TypeError):
+    """What was given as ``connection=`` is no connection that this call can use."""
+
+
+# What the database refuses: one class for each SQLSTATE --------------------------------------------
+
+
+class DatabaseRefusal(TaskQError):
+    """The schema refused a statement.
+
+    Attributes:
+        sqlstate: The code of class WF.
+        detail: What the database says about it, such as ``job_id``; empty when it gave nothing.
+        hint: What to do, as the database puts it.
+        job_id: The job that it is about, or None.
+    """
+
+    sqlstate: ClassVar[str] = ""
+
+    def __init__(self, message: str, *, detail: Mapping[str, Any] | None = None, hint: str | None = None) -> None:
+        super().__init__(f"{message}. {hint}" if hint else message)
+        self.detail: dict[str, Any] = dict(detail or {})
+        self.hint = hint
+        self.job_id = _uuid_or_none(self.detail.get("job_id"))
+
+
+class WorkerNotCapable(DatabaseRefusal):
+    """The job requires a capability level above the worker's."""
+
+    sqlstate = "WF001"
+
+
+class EpochNotAdvanced(DatabaseRefusal):
+    """A claim epoch was not advanced by exactly one with a claim, or was changed without one."""
+
+    sqlstate = "WF002"
+
+
+class IllegalTransition(DatabaseRefusal):
+    """No such transition of a job is listed; see ``taskq.transitions``."""
+
+    sqlstate = "WF003"
+
+
+class RecordIsAppendOnly(DatabaseRefusal):
+    """History, ledger, audit and policies are never changed."""
+
+    sqlstate = "WF004"
+
+
+class TaskNotPublished(DatabaseRefusal):
+    """No worker has published the task, and no policy was named."""
+
+    sqlstate = "WF006"
+
+
+class UniqueKeyHeld(DatabaseRefusal):
+    """Another job holds the unique key; ``job_id`` names it. Nothing was enqueued."""
+
+    sqlstate = "WF007"
+
+
+class IdempotencyConflict(DatabaseRefusal):
+    """The idempotency key was used for another request; ``job_id`` names that request's job."""
+
+    sqlstate = "WF008"
+
+
+class InvalidRequest(DatabaseRefusal):
+    """A request is not valid: a name, a number or a size out of its bounds."""
+
+    sqlstate = "WF009"
+
+
+class JobNotFound(DatabaseRefusal):
+    """There is no such job: never enqueued, not committed, or dropped by retention."""
+
+    sqlstate = "WF011"
+
+
+class WrongState(DatabaseRefusal):
+    """The job is not in a status that allows this."""
+
+    sqlstate = "WF012"
+
+
+class PolicyNotFound(DatabaseRefusal):
+    """There is no policy with that id."""
+
+    sqlstate = "WF014"
+
+
+# How jobs end, and how attempts do -----------------------------------------------------------------
+
+
+class PayloadError(TaskQError, TypeError):
+    """Arguments that cannot be stored, or stored ones that do not fit the task.
+
+    Attributes:
+        path: Where: ``order_id``, ``x[1].y``; empty when it is about the whole.
+    """
+
+    def __init__(self, message: str, *, path: str = "") -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class JobNotSucceeded(TaskQError):
+    """What ``result()`` raises for a job that ended otherwise.
+
+    Attributes:
+        job_id: The job.
+        error: What is on record: ``type``, ``message``, perhaps ``traceback``; empty when nothing is.
+    """
+
+    said: ClassVar[str] = "did not succeed"
+
+    def __init__(self, job_id: UUID, error: Mapping[str, Any] | None = None) -> None:
+        self.job_id = job_id
+        self.error: dict[str, Any] = dict(error or {})
+        kind, message = self.error.get("type"), self.error.get("message")
+        super().__init__(f"job {job_id} {self.said}: {kind}: {message}" if kind else f"job {job_id} {self.said}")
+
+
+class JobFailed(JobNotSucceeded):
+    """The job failed for good; ``error`` is the last attempt's."""
+
+    said = "failed"
+
+
+class JobCancelled(JobNotSucceeded):
+    """The job was cancelled; raised by ``result()``, and in a sync body by ``ctx.raise_if_cancelled()``."""
+
+    said = "was cancelled"
+
+
+class ResultTimeout(TaskQError, TimeoutError):
+    """The job had not finished within the given time; it goes on."""
+
+
+class FencedOut(TaskQError):
+    """The attempt is no longer this worker's: the job was taken away; what was sent changed nothing."""
+
+
+class UnknownTask(TaskQError):
+    """The application has no task of that name."""
+
+
+class ResultNotStorable(TaskQError):
+    """What the body returned cannot be stored as JSON; the message says where and why."""
+
+
+class AttemptTimeout(TaskQError):
+    """The body ran longer than its timeout."""
+
+
+class DeadlineExceeded(TaskQError):
+    """The job's deadline passed before it could start, or start again."""
+
+
+class RetryAfterExhausted(TaskQError):
+    """The body raised ``RetryAfter`` more often than the policy's ``max_retry_afters``."""
+
+
+class SnoozeExhausted(TaskQError):
+    """The body raised ``Snooze`` more often than the policy's ``max_snoozes``."""
+
+
+class RecoveryExhausted(TaskQError):
+    """The job was with lost workers more often than the policy's ``max_recoveries``."""
+
+
+_BY_SQLSTATE: Mapping[str, type[DatabaseRefusal]] = {c.sqlstate: c for c in DatabaseRefusal.__subclasses__()}
+
+
+def from_sqlstate(exc: BaseException) -> TaskQError | None:
+    """The exception that stands for a refusal of the database, or None if it is not one of ours.
+
+    Args:
+        exc: What asyncpg or psycopg raised.
+    """
+    state = getattr(exc, "sqlstate", None)
+    if not isinstance(state, str) or not state.startswith("WF"):
+        return None
+    diag = getattr(exc, "diag", None)  # psycopg; asyncpg has the fields on the exception
+    if diag is not None:
+        message, detail, hint = diag.message_primary, diag.message_detail, diag.message_hint
+    else:
+        message = exc.args[0] if exc.args else type(exc).__name__
+        detail, hint = getattr(exc, "detail", None), getattr(exc, "hint", None)
+    if state == EFFECT_CLASS_SQLSTATE:
+        return EffectClassUnsupported(f"{message}. {hint}" if hint else str(message))
+    kind = _BY_SQLSTATE.get(state)
+    return kind(str(message), detail=_json_object(detail), hint=hint) if kind else None
+
+
+def describe(exc: BaseException) -> dict[str, str]:
+    """An error as the record keeps it: ``type``, ``message`` and, if there is one, ``traceback``.
+
+    Never raises, whatever the exception's own methods do. What PostgreSQL cannot hold (NUL, lone surrogates) is
+    replaced; a message is cut after 2,000 characters, of a traceback the last 8,000 are kept.
+    """
+    record = {"type": _clean(type(exc).__name__, 200), "message": _clean(_said(exc), MAX_MESSAGE)}
+    with suppress(Exception):
+        if exc.__traceback__ is not None:
+            told = "".join(traceback.format_exception(exc))
+            record["traceback"] = _clean(told[-MAX_TRACEBACK:], MAX_TRACEBACK)
+    return record
+
+
+def _said(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception as second:
+        return f"(its message could not be read: {type(second).__name__})"
+
+
+def _clean(text: str, limit: int) -> str:
+    try:
+        text = str.__str__(text) if len(text) <= limit else text[: limit - 1] + "…"
+        return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
+    except Exception:
+        return "(unreadable)"
+
+
+def _json_object(text: object) -> dict[str, Any]:
+    try:
+        found = json.loads(text) if isinstance(text, str) else None
+    except ValueError:
+        found = None
+    return found if isinstance(found, dict) else {}
+
+
+def _uuid_or_none(value: object) -> UUID | None:
+    try:
+        return UUID(value) if isinstance(value, str) else None
+    except ValueError:
+        return None

@@ -1,0 +1,50 @@
+"""What a body raises to say how its attempt ends, other than by returning or failing; neither uses an attempt up."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from taskq.policy import parse_duration
+
+__all__ = ["RetryAfter", "Snooze"]
+
+
+class _Later(Exception):
+    """The attempt ends here; the job is due again after ``delay`` seconds."""
+
+    def __init__(self, delay: str | float | timedelta, reason: str | None = None) -> None:
+        self.delay = parse_duration(delay)
+        self.reason = reason
+        super().__init__(f"again in {self.delay:g} s" + (f": {reason}" if reason else ""))
+
+
+class RetryAfter(_Later):
+    """Raised by a body: what it needs is not there now, try again after a delay.
+
+    Uses up no attempt. Bounded by the policy's ``max_retry_afters``, and by the job's deadline; past either the job
+    ends as failed, with ``RetryAfterExhausted`` or ``DeadlineExceeded``.
+
+    Args:
+        delay: ``"30s"``, seconds, or a timedelta.
+        reason: Goes on the record of the attempt.
+
+    Raises:
+        InvalidDuration: The delay cannot be read.
+    """
+
+
+class Snooze(_Later):
+    """Raised by a body: it is not yet time for this job, look again after a delay.
+
+    Uses up no attempt. Bounded by the policy's ``max_snoozes``, and by the job's deadline; past either the job ends as
+    failed, with ``SnoozeExhausted`` or ``DeadlineExceeded``.
+
+    Args:
+        delay: ``"1h"``, seconds, or a timedelta.
+
+    Raises:
+        InvalidDuration: The delay cannot be read.
+    """
+
+    def __init__(self, delay: str | float | timedelta) -> None:
+        super().__init__(delay)
