@@ -127,6 +127,11 @@ class _Runner:
                     return done
             except _LeaseLost:
                 self.progress("the lease was lost; looking again")
+                if time.monotonic() > deadline:
+                    raise MigrationLocked(
+                        "this runner lost its lease again and again, so others are at work or the machine is too "
+                        "slow; what was applied is recorded: run 'taskq migrate up' again"
+                    ) from None
             except psycopg.Error as exc:
                 if not self.conn.closed:
                     raise records.failed(exc, "the migration could not go on", self.conn) from exc

@@ -23,8 +23,8 @@ from taskq.migrate.records import RENEW, Connection, compose, connect
 
 _WAITING = """\
 select a.pid, coalesce(a.wait_event_type = 'Lock', false) as waiting,
-  (select concat_ws(' ', l.mode, 'on', coalesce(l.relation::regclass::text, l.locktype)) from pg_locks l
-   where l.pid = a.pid and not l.granted limit 1) as wanted
+  (select concat_ws(' ', l.mode, 'on', coalesce(c.relnamespace::regnamespace || '.' || c.relname, l.locktype))
+   from pg_locks l left join pg_class c on c.oid = l.relation where l.pid = a.pid and not l.granted limit 1) as wanted
 from pg_stat_activity a
 where case when %(pid)s::int is null then a.application_name = %(name)s and a.state = 'active'
   and a.datname = current_database() else a.pid = %(pid)s end and a.pid <> pg_backend_pid()

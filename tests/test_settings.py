@@ -1,0 +1,92 @@
+"""Settings: which source wins, and complaints that name setting, source and cure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from taskq.errors import ConfigurationError
+from taskq.settings import Settings, load
+
+
+def _load(folder: Path, toml: str = "", environ: dict[str, str] | None = None, **flags: Any) -> Settings:
+    if toml:
+        (folder / "pyproject.toml").write_text(toml)
+    else:
+        (folder / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    return load(folder=folder, environ=environ or {}, require_dsn=False, **flags)
+
+
+def test_defaults(tmp_path: Path) -> None:
+    settings = _load(tmp_path)
+    assert (settings.schema, settings.queues, settings.concurrency) == ("taskq", ("default",), 10)
+    assert (settings.lease, settings.grace, settings.poll_interval) == (30.0, 30.0, 1.0)
+    assert (settings.log_format, settings.log_level, settings.app) == ("console", "info", None)
+    assert settings.sources == {}
+
+
+def test_flags_win_over_the_environment_and_it_over_the_file(tmp_path: Path) -> None:
+    toml = '[tool.taskq]\nschema = "file"\nconcurrency = 3\nqueues = ["a", "b"]\nlease = 12.5\n'
+    environ = {"TASKQ_SCHEMA": "env", "TASKQ_CONCURRENCY": "4", "TASKQ_LOG_LEVEL": "DEBUG"}
+    settings = _load(tmp_path, toml, environ, schema="flag", concurrency=None)
+    assert (settings.schema, settings.concurrency, settings.queues) == ("flag", 4, ("a", "b"))
+    assert (settings.lease, settings.log_level) == (12.5, "debug")
+    assert settings.sources["schema"] == "the flag --schema"
+    assert settings.sources["concurrency"] == "the environment variable TASKQ_CONCURRENCY"
+    assert settings.sources["lease"] == f"[tool.taskq] in {tmp_path / 'pyproject.toml'}"
+
+
+def test_the_nearest_pyproject_counts(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    (tmp_path / "pyproject.toml").write_text('[tool.taskq]\nschema = "outer"\n')
+    assert load(folder=inner, environ={}, require_dsn=False).schema == "outer"
+    (tmp_path / "a" / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    assert load(folder=inner, environ={}, require_dsn=False).schema == "taskq"
+
+
+@pytest.mark.parametrize(
+    ("toml", "environ", "flags", "words"),
+    [
+        ("[tool.taskq]\nconcurency = 3\n", {}, {}, ("unknown setting 'concurency'", "pyproject.toml", "concurrency")),
+        ("[tool.taskq\n", {}, {}, ("pyproject.toml is not valid TOML",)),
+        ("[tool]\ntaskq = 3\n", {}, {}, ("is not a table",)),
+        ("[tool.taskq]\nlease = true\n", {}, {}, ("lease", "pyproject.toml", "number of seconds from 1 to 3600")),
+        ("", {"TASKQ_CONCURRENCY": "ten"}, {}, ("concurrency", "TASKQ_CONCURRENCY", "'ten'", "whole number")),
+        ("", {"TASKQ_CONCURRENCY": "2.5"}, {}, ("concurrency", "whole number")),
+        ("", {"TASKQ_LEASE": "nan"}, {}, ("lease", "TASKQ_LEASE", "number of seconds")),
+        ("", {"TASKQ_GRACE": "-1"}, {}, ("grace", "0 to 86400")),
+        ("", {"TASKQ_LOG_FORMAT": "xml"}, {}, ("log_format", "console, json")),
+        ("", {"TASKQ_APP": "shop.tasks"}, {}, ("app", "module:attribute")),
+        ("", {"TASKQ_QUEUES": "a, b c"}, {}, ("queues", "'b c'")),
+        ("", {}, {"poll_interval": 0}, ("poll_interval", "--poll-interval", "0.01")),
+        ("", {}, {"schema": "Jobs"}, ("schema", "--schema", "lower-case")),
+        ("", {"TASKQ_DSN": "postgresql://u:p@s@h/db"}, {}, ("dsn", "TASKQ_DSN", "percent-encode")),
+    ],
+)
+def test_a_wrong_setting_is_explained(
+    tmp_path: Path, toml: str, environ: dict[str, str], flags: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        _load(tmp_path, toml, environ, **flags)
+    message = str(refused.value)
+    assert [word for word in words if word not in message] == []
+    assert "\n" not in message
+
+
+def test_a_missing_dsn_is_named_with_every_way_to_give_it(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"TASKQ_DSN.*--dsn.*\[tool\.taskq\]"):
+        load(folder=tmp_path, environ={})
+
+
+def test_settings_do_not_show_the_dsn(tmp_path: Path) -> None:
+    settings = _load(tmp_path, "", {"TASKQ_DSN": "postgresql://u:hunter2@h/db"})
+    assert settings.dsn.endswith("hunter2@h/db")
+    assert "hunter2" not in repr(settings)
+
+
+def test_an_unknown_flag_is_a_programming_error(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="no setting 'dns'"):
+        load(folder=tmp_path, environ={}, dns="x")
