@@ -197,6 +197,19 @@ def test_a_killed_server_is_started_again_with_its_data(launch: Callable[[], Use
     assert next_user.query("select 1") == (1,)
 
 
+def test_a_start_waits_for_the_busy_children_of_a_killed_server(launch: Callable[[], User], filled: Path) -> None:
+    user = launch().ready()
+    # A loop in the server that does not look up to see whether its postmaster still lives.
+    busy = f"import psycopg; psycopg.connect({user.dsn!r}).execute('select count(*) from generate_series(1, 10000000)')"
+    client = subprocess.Popen([sys.executable, "-c", busy], stderr=subprocess.DEVNULL)
+    others = "select 1 from pg_stat_activity where state = 'active' and pid <> pg_backend_pid()"
+    eventually(lambda: user.query(others))
+    os.kill(user.postmaster, signal.SIGKILL)
+    assert launch().ready().started
+    assert client.wait(30) == 0, "a child of a killed server still answers"
+    assert "pre-existing shared memory block" in (filled / "server.log").read_text()
+
+
 def test_five_processes_that_start_at_once_get_one_server(launch: Callable[[], User]) -> None:
     users = [launch() for _ in range(5)]
     for user in users:
