@@ -24,7 +24,7 @@ from taskq.codec_values import check, difference, from_plain, plain
 from taskq.context import JobContext
 from taskq.errors import PayloadError, ResultNotStorable, TaskDefinitionError
 
-__all__ = ["MAX_PAYLOAD_BYTES", "TaskCodec", "encode_any"]
+__all__ = ["MAX_PAYLOAD_BYTES", "TaskCodec", "decode_any", "encode_any"]
 
 MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
 """The most bytes of JSON text that arguments or a result may have; the database has the same default."""
@@ -198,6 +198,11 @@ def encode_any(value: Any, path: str, max_bytes: int = MAX_PAYLOAD_BYTES) -> str
         raise PayloadError(f"{path}: it is nested too deeply, or contains itself", path=path) from None
     _check_size(text, max_bytes, path)
     return text
+
+
+def decode_any(text: str | bytes | None) -> Any:
+    """What a JSON text says, in JSON's own types; None for no text."""
+    return None if text is None else msgspec.json.decode(text)
 
 
 def _check_size(text: str, limit: int, path: str) -> None:

@@ -1,0 +1,399 @@
+"""The application object: where tasks are registered, and through which jobs are made, watched and steered."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast, overload
+from uuid import UUID
+
+import anyio.to_thread
+
+from taskq.client.aio import AsyncClient
+from taskq.client.requests import JobRequest, OnConflict, build_batch
+from taskq.client.sync import SyncClient
+from taskq.codec import encode_any
+from taskq.context import JobContext
+from taskq.db.pools import refuse_in_event_loop
+from taskq.durations import Duration
+from taskq.errors import ConfigurationError, TaskDefinitionError, UnknownTask
+from taskq.handle import CancelAnswer, Job, JobInfo, ResolveAnswer, RetryAnswer
+from taskq.policy import UNSET, EffectClass, ExecutionPolicy, PolicyLayer, Retry, Unset, resolve
+from taskq.settings import check_schema
+from taskq.tasks import AsyncTask, SyncTask, Task, TaskDecorator
+
+__all__ = ["TaskQ"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskQ:
+    """One application: its tasks, its database, its defaults.
+
+    Nothing is opened before the first call that needs the database; ``open`` only does it early. Use it as an async
+    context manager, or call ``close`` at the end.
+
+    Args:
+        dsn: Where the database is. Without it, first use reads ``TASKQ_DSN`` or ``[tool.taskq]`` in pyproject.toml.
+        schema: The schema of taskq in that database.
+        embedded: Start a PostgreSQL of its own at first use, and install the schema there; for development.
+        queue: The queue of tasks that name none.
+        defaults: The policy of tasks that say nothing; ``queue`` goes before it.
+        queues: What a queue says about the policy of its jobs, between a task's own options and ``defaults``.
+        pool_size: The most connections, for each event loop and for all threads together.
+
+    Raises:
+        ConfigurationError: The name of the schema is not valid.
+        InvalidPolicy: A default is not valid.
+    """
+
+    def __init__(
+        self,
+        dsn: str | None = None,
+        *,
+        schema: str = "taskq",
+        embedded: bool = False,
+        queue: str = "default",
+        defaults: PolicyLayer | None = None,
+        queues: Mapping[str, PolicyLayer] | None = None,
+        pool_size: int = 10,
+    ) -> None:
+        self.schema = check_schema(schema)
+        self._dsn = dsn
+        self._embedded = embedded
+        self._layers = (PolicyLayer(queue=queue), defaults or PolicyLayer())
+        self._queues = dict(queues or {})
+        self._pool_size = pool_size
+        self._tasks: dict[str, Task[Any, Any]] = {}
+        self._lock = threading.Lock()
+        self._server: Any = None
+        self._async_client: AsyncClient | None = None
+        self._sync_client: SyncClient | None = None
+        self.resolve_policy()
+
+    # Tasks ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def tasks(self) -> Mapping[str, Task[Any, Any]]:
+        """The registered tasks by name."""
+        return MappingProxyType(self._tasks)
+
+    def get_task(self, name: str) -> Task[Any, Any]:
+        """A task by name.
+
+        Raises:
+            UnknownTask: There is none of that name.
+        """
+        try:
+            return self._tasks[name]
+        except KeyError:
+            known = ", ".join(sorted(self._tasks)) or "none"
+            raise UnknownTask(
+                f"there is no task {name!r}; known are: {known}. Import the module that registers it"
+            ) from None
+
+    @overload
+    def task(self, fn: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def task(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def task(self, fn: Callable[Concatenate[JobContext, P], R], /) -> SyncTask[P, R]: ...
+    @overload
+    def task(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        queue: str | Unset = UNSET,
+        priority: int | Unset = UNSET,
+        retry: Retry | Unset = UNSET,
+        max_attempts: int | Unset | None = UNSET,
+        timeout: Duration | Unset | None = UNSET,
+        deadline: Duration | Unset | None = UNSET,
+        effect_class: EffectClass | Unset = UNSET,
+        max_recoveries: int | Unset = UNSET,
+        max_retry_afters: int | Unset = UNSET,
+        max_snoozes: int | Unset = UNSET,
+        retention: Duration | Unset | None = UNSET,
+    ) -> TaskDecorator: ...
+    def task(self, fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **layer: Any) -> Any:
+        """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", timeout="30s")``.
+
+        The function is ``async def`` or ``def``; a first parameter annotated as ``JobContext`` gets the attempt's
+        context and is left out of what ``enqueue`` takes.
+
+        Args:
+            fn: The function.
+            name: What the task is called on jobs; the function's own name by default. It must stay the same for as
+                long as jobs of it are stored, wherever the function moves.
+            **layer: What the task says about the policy: queue, priority (0 to 9, higher first), retry,
+                max_attempts, timeout, deadline (from enqueue), effect_class (``"pure"`` or ``"idempotent"``),
+                max_recoveries, max_retry_afters, max_snoozes, retention. Durations as ``"30s"`` or seconds. Without
+                a retry: three attempts, about 5 s and 10 s apart.
+
+        Raises:
+            TaskDefinitionError: The function cannot be a task, or the name is taken.
+            InvalidPolicy: An option is not valid.
+            EffectClassUnsupported: The effect class is ``"side_effecting"``.
+        """
+        localns = sys._getframe(1).f_locals
+        options = PolicyLayer(**layer)
+
+        def register(function: Callable[..., Any]) -> Task[Any, Any]:
+            is_async = hasattr(function, "__code__") and bool(function.__code__.co_flags & 0x80)
+            kind = AsyncTask if is_async else SyncTask
+            made: Task[Any, Any] = kind(self, function, name=name, layer=options, localns=localns)
+            if made.name in self._tasks:
+                raise TaskDefinitionError(
+                    f"two tasks are named {made.name!r}: {_place(self._tasks[made.name].fn)} and {_place(function)}; "
+                    "give one of them another name=, since jobs are stored under it"
+                )
+            self._tasks[made.name] = made
+            return made
+
+        return register if fn is None else register(fn)
+
+    def resolve_policy(self, *layers: PolicyLayer) -> ExecutionPolicy:
+        """The whole policy under these layers, the nearest first; the queue's and the application's come after them.
+
+        Raises:
+            InvalidPolicy: A value is not valid; the message names the field.
+            EffectClassUnsupported: The effect class is ``"side_effecting"``.
+        """
+        policy = resolve(*layers, *self._layers)
+        if policy.queue in self._queues:
+            policy = resolve(*layers, PolicyLayer(queue=policy.queue), self._queues[policy.queue], *self._layers)
+        return policy
+
+    # Jobs -----------------------------------------------------------------------------------------------------------
+
+    async def enqueue_many(
+        self, requests: Iterable[JobRequest[R]], *, connection: Any = None, on_conflict: OnConflict | None = None
+    ) -> list[Job[R]]:
+        """Enqueue many jobs in one statement: all or none. Handles come in the order of the requests.
+
+        Args:
+            requests: What ``task.job(...)`` gives, of one task or of several; a generator will do.
+            connection: The caller's own connection, if the requests name none.
+            on_conflict: What to do about taken unique keys, if the requests do not say.
+
+        Raises:
+            InvalidRequest: The requests do not fit together.
+            UniqueKeyHeld: A unique key is taken, with ``on_conflict="raise"``; nothing was enqueued.
+            IdempotencyConflict: An idempotency key was used for another request; nothing was enqueued.
+            ConfigurationError: No database is named.
+            DatabaseUnavailable: The database cannot be reached.
+        """
+        listed = list(requests)
+        batch = build_batch(listed, connection=connection, on_conflict=on_conflict)
+        if not listed:
+            return []
+        client = await self._open_async()
+        return self._handles(listed, await client.enqueue(batch), batch.connection is not None)
+
+    def enqueue_many_sync(
+        self, requests: Iterable[JobRequest[R]], *, connection: Any = None, on_conflict: OnConflict | None = None
+    ) -> list[Job[R]]:
+        """Like ``enqueue_many``, for code without an event loop."""
+        refuse_in_event_loop("enqueue_sync")
+        listed = list(requests)
+        batch = build_batch(listed, connection=connection, on_conflict=on_conflict)
+        if not listed:
+            return []
+        return self._handles(listed, self._sync.enqueue(batch), batch.connection is not None)
+
+    def _handles(
+        self, requests: list[JobRequest[R]], answers: list[tuple[UUID, bool]], in_transaction: bool
+    ) -> list[Job[R]]:
+        return [
+            Job(self, job_id, request.task, inserted, in_transaction)
+            for request, (job_id, inserted) in zip(requests, answers, strict=True)
+        ]
+
+    async def get(self, job_id: UUID | str) -> JobInfo | None:
+        """All about a job, or None if there is no such job."""
+        return await (await self._open_async()).get(_job_id(job_id))
+
+    def get_sync(self, job_id: UUID | str) -> JobInfo | None:
+        """Like ``get``, for code without an event loop."""
+        refuse_in_event_loop("get_sync")
+        return self._sync.get(_job_id(job_id))
+
+    async def cancel(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> CancelAnswer:
+        """Cancel a job.
+
+        Args:
+            job_id: The job.
+            reason: Why; it goes on the record.
+            actor: Who; the database's user by default.
+
+        Returns:
+            ``cancelled``: it will not run (again). ``requested``: it runs and is told; unless it succeeds it ends
+            cancelled. ``finished``, ``unknown`` or ``not_found``: nothing was changed.
+        """
+        answer = await (await self._open_async()).call("cancel", str(_job_id(job_id)), reason, actor)
+        return cast(CancelAnswer, answer)
+
+    def cancel_sync(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> CancelAnswer:
+        """Like ``cancel``, for code without an event loop."""
+        refuse_in_event_loop("cancel_sync")
+        return cast(CancelAnswer, self._sync.call("cancel", str(_job_id(job_id)), reason, actor))
+
+    async def retry(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> RetryAnswer:
+        """Reopen a failed or cancelled job with fresh counters (``reopened``), or make a waiting one due (``due``).
+
+        Raises:
+            JobNotFound: There is no such job.
+            WrongState: It has succeeded, runs, or its outcome is unknown.
+            UniqueKeyHeld: Another job holds its unique key now.
+        """
+        answer = await (await self._open_async()).call("retry", str(_job_id(job_id)), reason, actor)
+        return cast(RetryAnswer, answer)
+
+    def retry_sync(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> RetryAnswer:
+        """Like ``retry``, for code without an event loop."""
+        refuse_in_event_loop("retry_sync")
+        return cast(RetryAnswer, self._sync.call("retry", str(_job_id(job_id)), reason, actor))
+
+    async def resolve(
+        self, job_id: UUID | str, *, happened: bool, reason: str, result: Any = None, actor: str | None = None
+    ) -> ResolveAnswer:
+        """Decide the outcome of a job that is ``unknown``, once and on the record.
+
+        Args:
+            job_id: The job.
+            happened: Whether its effect happened: it has then succeeded; otherwise it is cancelled if that was asked
+                for, else it runs again.
+            reason: What was checked; it goes on the record.
+            result: What the body would have returned.
+            actor: Who decides; the database's user by default.
+
+        Raises:
+            JobNotFound: There is no such job.
+            WrongState: Its outcome is not unknown.
+            InvalidRequest: The reason is empty.
+        """
+        arguments = _resolve_arguments(job_id, happened, result, reason, actor)
+        return cast(ResolveAnswer, await (await self._open_async()).call("resolve", *arguments))
+
+    def resolve_sync(
+        self, job_id: UUID | str, *, happened: bool, reason: str, result: Any = None, actor: str | None = None
+    ) -> ResolveAnswer:
+        """Like ``resolve``, for code without an event loop."""
+        refuse_in_event_loop("resolve_sync")
+        arguments = _resolve_arguments(job_id, happened, result, reason, actor)
+        return cast(ResolveAnswer, self._sync.call("resolve", *arguments))
+
+    async def ensure_policy(self, policy: ExecutionPolicy) -> str:
+        """Store a policy, in a transaction of its own, if this process has not done so; give its id."""
+        return await (await self._open_async()).ensure_policy(policy)
+
+    # The database ---------------------------------------------------------------------------------------------------
+
+    def find_dsn(self) -> str:
+        """Where the database is. Starts the embedded server, and installs the schema there, if that was asked for.
+
+        Raises:
+            ConfigurationError: No database is named.
+            EmbeddedPostgresError: The embedded server could not be started.
+        """
+        with self._lock:
+            if self._dsn is None:
+                self._dsn = self._start_embedded() if self._embedded else _configured_dsn()
+            return self._dsn
+
+    async def open(self) -> Self:
+        """Connect now, so that a wrong setting or an absent database shows at once. Optional.
+
+        Raises:
+            ConfigurationError: No database is named.
+            DatabaseUnavailable: The database cannot be reached.
+        """
+        client = await self._open_async()
+        async with client.pool.connection():
+            pass
+        return self
+
+    async def close(self) -> None:
+        """Close the connections of this event loop and of all threads. An embedded server stops with its last user."""
+        if self._async_client is not None:
+            await self._async_client.pool.close()
+        await anyio.to_thread.run_sync(self.close_sync)
+
+    def close_sync(self) -> None:
+        """Close the connections of all threads; those of an event loop are closed by ``close`` in it."""
+        if self._sync_client is not None:
+            self._sync_client.pool.close()
+        with self._lock:
+            server, self._server = self._server, None
+            if server is not None:
+                self._dsn = self._async_client = self._sync_client = None
+        if server is not None:
+            server.stop()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _open_async(self) -> AsyncClient:
+        if self._async_client is None:
+            starts = self._embedded and self._dsn is None
+            dsn = await anyio.to_thread.run_sync(self.find_dsn) if starts else self.find_dsn()
+            if self._async_client is None:
+                self._async_client = AsyncClient(dsn, self.schema, pool_size=self._pool_size)
+        return self._async_client
+
+    @property
+    def _sync(self) -> SyncClient:
+        if self._sync_client is None:
+            dsn = self.find_dsn()
+            with self._lock:
+                if self._sync_client is None:
+                    self._sync_client = SyncClient(dsn, self.schema, pool_size=self._pool_size)
+        return self._sync_client
+
+    def _start_embedded(self) -> str:
+        from taskq import embedded, migrate
+
+        self._server = embedded.EmbeddedPostgres.start()
+        dsn = str(self._server.dsn)
+        migrate.up(dsn, schema=self.schema)
+        return dsn
+
+    def __repr__(self) -> str:
+        return f"<TaskQ schema={self.schema!r} tasks={len(self._tasks)}>"
+
+
+def _configured_dsn() -> str:
+    from taskq.settings import load
+
+    if dsn := os.environ.get("TASKQ_DSN", "").strip() or load(require_dsn=False).dsn:
+        return dsn
+    raise ConfigurationError(
+        "no database is named: set TASKQ_DSN or pass TaskQ(dsn=...), for example postgresql://user@localhost:5432/app; "
+        "for a throwaway one run 'taskq dev', or use TaskQ(embedded=True)"
+    )
+
+
+def _resolve_arguments(
+    job_id: UUID | str, happened: bool, result: Any, reason: str, actor: str | None
+) -> tuple[Any, ...]:
+    return str(_job_id(job_id)), happened, encode_any(result, "result") if happened else None, reason, actor
+
+
+def _job_id(value: UUID | str) -> UUID:
+    return value if isinstance(value, UUID) else UUID(value)
+
+
+def _place(fn: Callable[..., Any]) -> str:
+    return f"{fn.__module__}.{getattr(fn, '__qualname__', repr(fn))}"

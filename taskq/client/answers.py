@@ -1,0 +1,151 @@
+"""What the database answers, made into what callers get: rows into handles' data, refusals into typed errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from uuid import UUID
+
+import asyncpg
+import psycopg
+
+from taskq.codec import decode_any
+from taskq.errors import (
+    DatabaseUnavailable,
+    JobCancelled,
+    JobFailed,
+    JobNotFound,
+    ResultTimeout,
+    SchemaBehind,
+    UnsupportedConnection,
+    from_sqlstate,
+)
+from taskq.handle import JobInfo
+
+__all__ = ["Waiting", "job_info", "placed", "translated", "unsupported"]
+
+FIRST_POLL: Final = 0.005
+LONGEST_POLL: Final = 0.5
+_MISSING_OBJECT: Final = ("42883", "3F000", "42P01")
+
+
+@contextmanager
+def translated(schema: str) -> Iterator[None]:
+    """Turn what either driver raises in the block into the errors of taskq; what is none of ours goes through.
+
+    Raises:
+        DatabaseRefusal: The schema refused the statement, with a class for each SQLSTATE.
+        SchemaBehind: The schema, or the function that was called, is not there.
+        DatabaseUnavailable: The connection was lost; whether the statement took effect is not known.
+    """
+    try:
+        yield
+    except (asyncpg.PostgresError, psycopg.Error, asyncpg.InterfaceError, ConnectionError) as exc:
+        if ours := from_sqlstate(exc):
+            raise ours from exc
+        state = getattr(exc, "sqlstate", None)
+        if state in _MISSING_OBJECT and schema in str(exc):
+            raise SchemaBehind(
+                f"schema {schema!r} of the database lacks what this release of taskq needs ({exc}); "
+                "run 'taskq migrate up'"
+            ) from exc
+        if _lost(exc, state):
+            raise DatabaseUnavailable(
+                f"the connection to PostgreSQL was lost ({exc}), so whether the statement took effect is not known; "
+                "try again, and enqueue with an idempotency_key so that repeating is safe"
+            ) from exc
+        raise
+
+
+def _lost(exc: BaseException, state: str | None) -> bool:
+    if isinstance(exc, ConnectionError):
+        return True
+    if state is not None:
+        return state.startswith("08") or state in ("57P01", "57P02", "57P03")
+    return isinstance(exc, (psycopg.OperationalError, asyncpg.ConnectionDoesNotExistError))
+
+
+def placed(rows: Sequence[Sequence[Any]]) -> list[tuple[UUID, bool]]:
+    """Ids and whether each is new, whatever codec the connection has for uuid."""
+    if rows and not isinstance(rows[0][0], UUID):
+        return [(UUID(str(row[0])), row[1]) for row in rows]
+    return [(row[0], row[1]) for row in rows]
+
+
+def unsupported(connection: object) -> UnsupportedConnection:
+    """The error for a ``connection=`` that a call cannot use."""
+    kind = type(connection)
+    return UnsupportedConnection(
+        f"connection= is a {kind.__module__}.{kind.__qualname__}; the async calls take an asyncpg connection or a "
+        "psycopg AsyncConnection, the *_sync calls a psycopg Connection"
+    )
+
+
+def job_info(row: Mapping[str, Any]) -> JobInfo:
+    """One row of the query ``get``."""
+    values = dict(row)
+    for name in ("id", "worker_id"):
+        values[name] = None if values[name] is None else UUID(values[name])
+    for name in ("payload", "result", "error", "meta"):
+        values[name] = decode_any(values[name])
+    values["tags"] = tuple(values["tags"] or ())
+    return JobInfo(**values)
+
+
+class Waiting:
+    """The course of one wait for a result: what an answer means, and how long to pause before the next look.
+
+    Pauses grow from 5 ms by half each time to half a second: a quick job is answered quickly, a slow one costs two
+    looks a second.
+
+    Args:
+        job_id: The job.
+        may_appear: It was enqueued in a transaction that may not have committed: not being there is no error yet.
+    """
+
+    def __init__(self, job_id: UUID, *, may_appear: bool) -> None:
+        self.job_id = job_id
+        self.pause = FIRST_POLL
+        self._may_appear = may_appear
+
+    def look(self, row: Sequence[Any] | None) -> tuple[bool, str | None]:
+        """Whether it is over, and the JSON text of the result.
+
+        Raises:
+            JobFailed: It failed.
+            JobCancelled: It was cancelled.
+            JobNotFound: There is no such job.
+        """
+        if row is None:
+            if not self._may_appear:
+                raise self.not_found()
+        else:
+            status, result, error, finished = row
+            self._may_appear = False
+            if status == "succeeded":
+                return True, result
+            if finished:
+                kind = JobCancelled if status == "cancelled" else JobFailed
+                raise kind(self.job_id, decode_any(error))
+        return False, None
+
+    def next_pause(self, left: float | None) -> float:
+        """Seconds to pause, at most what is left."""
+        pause = self.pause if left is None else min(self.pause, left)
+        self.pause = min(self.pause * 1.5, LONGEST_POLL)
+        return pause
+
+    def not_found(self) -> JobNotFound:
+        """The error for a job that is not there."""
+        return JobNotFound(
+            f"there is no job {self.job_id}",
+            detail={"job_id": str(self.job_id)},
+            hint="Its transaction has not committed, or retention has dropped it.",
+        )
+
+    def timed_out(self, timeout: float) -> Exception:
+        """The error for a wait that was too short."""
+        return ResultTimeout(
+            f"job {self.job_id} had not finished after {timeout:g} s; it goes on, wait longer or again"
+        )

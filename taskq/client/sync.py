@@ -1,0 +1,94 @@
+"""The sync sender, on psycopg, for code without an event loop."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import dict_row, tuple_row
+
+from taskq.client.answers import Waiting, job_info, placed, translated, unsupported
+from taskq.client.requests import Batch
+from taskq.db.pools import SyncPool
+from taskq.db.queries import load
+from taskq.durations import Duration, parse_duration
+from taskq.handle import JobInfo
+from taskq.policy import FORMAT, ExecutionPolicy
+
+__all__ = ["SyncClient"]
+
+
+class SyncClient:
+    """Sends requests; keeps which policies are stored already. Safe to share between threads.
+
+    Args:
+        dsn: Where the database is.
+        schema: The schema of taskq.
+        pool_size: The most connections.
+    """
+
+    def __init__(self, dsn: str, schema: str, *, pool_size: int = 10) -> None:
+        self.pool = SyncPool(dsn, size=pool_size)
+        self._schema = schema
+        self._queries = load("client", schema)
+        self._stored: set[str] = set()
+
+    def ensure_policy(self, policy: ExecutionPolicy, policy_id: str | None = None) -> str:
+        """Store a policy if this process has not seen it stored; give its id."""
+        policy_id = policy_id or policy.id
+        if policy_id not in self._stored:
+            self._fetch("ensure_policy", policy_id, FORMAT, json.dumps(policy.spec()))
+            self._stored.add(policy_id)
+        return policy_id
+
+    def enqueue(self, batch: Batch) -> list[tuple[UUID, bool]]:
+        """Send a batch, on its own connection if it names one; ids in input order, and whether each is new."""
+        for policy_id, policy in batch.policies.items():
+            if policy_id not in self._stored:
+                self.ensure_policy(policy, policy_id)
+        with translated(self._schema):
+            if batch.connection is None:
+                with self.pool.connection() as connection:
+                    return self._send(connection, batch)
+            if isinstance(batch.connection, psycopg.Connection):
+                return self._send(batch.connection, batch)
+        raise unsupported(batch.connection)
+
+    def wait(self, job_id: UUID, timeout: Duration | None, *, may_appear: bool) -> str | None:
+        """Wait until a job has finished; the JSON text of its result."""
+        limit = None if timeout is None else parse_duration(timeout)
+        end = None if limit is None else time.monotonic() + limit
+        waiting = Waiting(job_id, may_appear=may_appear)
+        while True:
+            rows = self._fetch("outcome", str(job_id))
+            over, text = waiting.look(rows[0] if rows else None)
+            if over:
+                return text
+            left = None if end is None else end - time.monotonic()
+            if left is not None and left <= 0:
+                raise waiting.timed_out(limit or 0.0)
+            time.sleep(waiting.next_pause(left))
+
+    def get(self, job_id: UUID) -> JobInfo | None:
+        """All about a job, or None."""
+        with translated(self._schema), self.pool.connection() as connection:
+            cursor = psycopg.RawCursor(connection, row_factory=dict_row)
+            row = cursor.execute(self._queries["get"].encode(), [str(job_id)], prepare=True).fetchone()
+        return None if row is None else job_info(row)
+
+    def call(self, query: str, *arguments: Any) -> Any:
+        """The one value that a query answers with."""
+        return self._fetch(query, *arguments)[0][0]
+
+    def _send(self, connection: psycopg.Connection[Any], batch: Batch) -> list[tuple[UUID, bool]]:
+        with psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
+            cursor.execute(self._queries["enqueue_many"].encode(), batch.arguments)
+            return placed(cursor.fetchall())
+
+    def _fetch(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        with translated(self._schema), self.pool.connection() as connection:
+            cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
+            return cursor.execute(self._queries[query].encode(), arguments, prepare=True).fetchall()

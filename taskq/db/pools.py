@@ -1,0 +1,214 @@
+"""The application's own connections: a pool for asyncpg, one for psycopg, both opened when they are first used.
+
+An asyncpg pool belongs to the event loop that made it, and no connection survives a fork; so pools are kept by loop and
+by process, and what another loop or process opened is left alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final, TypeAlias
+from weakref import WeakKeyDictionary
+
+import asyncpg
+import psycopg
+
+from taskq.db.dsn import Dsn, explain_connection_error, parse_dsn
+from taskq.errors import DatabaseUnavailable, SyncCallInEventLoop
+
+__all__ = ["AsyncPool", "SyncPool", "connect_async", "connect_sync", "refuse_in_event_loop"]
+
+AsyncConnection: TypeAlias = Any  # asyncpg has no types
+CONNECT_TIMEOUT: Final = 10.0
+"""Seconds that one attempt to connect may take, unless the DSN has its own ``connect_timeout``."""
+_CANNOT_CONNECT = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+class AsyncPool:
+    """A pool of asyncpg connections, at most ``size`` for each event loop.
+
+    Args:
+        dsn: Where the database is.
+        size: The most connections.
+        name: What ``pg_stat_activity`` shows as application_name.
+    """
+
+    def __init__(self, dsn: str, *, size: int = 10, name: str = "taskq") -> None:
+        self._dsn = parse_dsn(dsn)
+        self._size = size
+        self._name = name
+        self._pid = os.getpid()
+        self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[AsyncConnection]:
+        """A connection of this loop's pool, for the length of the block.
+
+        Raises:
+            DatabaseUnavailable: The database cannot be reached.
+        """
+        pool = await self._pool()
+        try:
+            taken = await pool.acquire()
+        except _CANNOT_CONNECT as exc:
+            raise DatabaseUnavailable(explain_connection_error(exc, self._dsn)) from exc
+        try:
+            yield taken
+        finally:
+            await pool.release(taken)
+
+    async def close(self) -> None:
+        """Close this loop's pool; those of other loops end with them."""
+        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None and self._pid == os.getpid():
+            await pool.close()
+
+    async def _pool(self) -> Any:
+        if self._pid != os.getpid():
+            self._pools = WeakKeyDictionary()
+            self._pid = os.getpid()
+        loop = asyncio.get_running_loop()
+        pool = self._pools.get(loop)
+        if pool is None:
+            # No await between the look and the entry: two first users share one pool. It opens at its first acquire.
+            pool = self._pools[loop] = asyncpg.create_pool(
+                self._dsn.asyncpg_dsn,
+                min_size=0,
+                max_size=self._size,
+                timeout=_timeout(self._dsn),
+                server_settings={"application_name": self._name},
+                # Nothing of a session is changed here, so that a release need not cost a round trip to reset it.
+                reset=_leave_as_it_is,
+            )
+        await pool
+        return pool
+
+
+async def _leave_as_it_is(_: AsyncConnection) -> None:
+    return None
+
+
+async def connect_async(dsn: str, *, name: str = "taskq", **options: Any) -> AsyncConnection:
+    """Open one asyncpg connection.
+
+    Raises:
+        DatabaseUnavailable: The database cannot be reached.
+    """
+    parsed = parse_dsn(dsn)
+    options.setdefault("timeout", _timeout(parsed))
+    settings = {"application_name": name, **options.pop("server_settings", {})}
+    try:
+        return await asyncpg.connect(parsed.asyncpg_dsn, server_settings=settings, **options)
+    except _CANNOT_CONNECT as exc:
+        raise DatabaseUnavailable(explain_connection_error(exc, parsed)) from exc
+
+
+def connect_sync(dsn: str, *, name: str = "taskq", **options: Any) -> psycopg.Connection[Any]:
+    """Open one psycopg connection, in autocommit unless ``options`` say otherwise.
+
+    Raises:
+        DatabaseUnavailable: The database cannot be reached.
+    """
+    parsed = parse_dsn(dsn)
+    options.setdefault("autocommit", True)
+    options.setdefault("connect_timeout", int(_timeout(parsed)))
+    options.setdefault("application_name", name)
+    try:
+        return psycopg.connect(parsed.conninfo, **options)
+    except psycopg.OperationalError as exc:
+        raise DatabaseUnavailable(explain_connection_error(exc, parsed)) from exc
+
+
+class SyncPool:
+    """A small pool of psycopg connections in autocommit, for threads; at most ``size`` are out at a time.
+
+    Args:
+        dsn: Where the database is.
+        size: The most connections.
+        name: What ``pg_stat_activity`` shows as application_name.
+    """
+
+    def __init__(self, dsn: str, *, size: int = 10, name: str = "taskq") -> None:
+        parse_dsn(dsn)
+        self._dsn = dsn
+        self._size = size
+        self._name = name
+        self._idle: list[psycopg.Connection[Any]] = []
+        self._inherited: list[psycopg.Connection[Any]] = []
+        self._forget()
+
+    @contextmanager
+    def connection(self) -> Iterator[psycopg.Connection[Any]]:
+        """A connection, for the length of the block; one that breaks in it is thrown away.
+
+        Raises:
+            DatabaseUnavailable: The database cannot be reached.
+        """
+        if self._pid != os.getpid():
+            self._forget()
+        with self._slots:
+            taken = self._take() or connect_sync(self._dsn, name=self._name)
+            try:
+                yield taken
+            finally:
+                idle = taken.info.transaction_status == psycopg.pq.TransactionStatus.IDLE
+                if taken.closed or not idle:
+                    taken.close()
+                else:
+                    with self._lock:
+                        self._idle.append(taken)
+
+    def close(self) -> None:
+        """Close the idle connections; those in use are closed when they come back. The pool can be used again."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for one in idle if self._pid == os.getpid() else ():
+            one.close()
+
+    def _take(self) -> psycopg.Connection[Any] | None:
+        while True:
+            with self._lock:
+                if not self._idle:
+                    return None
+                one = self._idle.pop()
+            # An idle connection has nothing to say; if it does, the server has most likely ended it.
+            if not one.closed and not select.select([one.fileno()], [], [], 0)[0]:
+                return one
+            one.close()
+
+    def _forget(self) -> None:
+        # After a fork the parent's connections are not ours to use or to close: keep them alive, out of sight.
+        self._inherited += self._idle
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._slots = threading.BoundedSemaphore(self._size)
+        self._idle = []
+
+
+def _timeout(dsn: Dsn) -> float:
+    told = dsn.params.get("connect_timeout", "")
+    return float(told) if told.isdigit() and int(told) > 0 else CONNECT_TIMEOUT
+
+
+def refuse_in_event_loop(name: str) -> None:
+    """Raise if an event loop runs in this thread: a blocking call would stop everything in it.
+
+    Args:
+        name: The call, such as ``enqueue_sync``.
+
+    Raises:
+        SyncCallInEventLoop: One runs; the message names the call to await.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise SyncCallInEventLoop(
+        f"{name}() would block the event loop that runs here, so it did nothing; "
+        f"use 'await {name.removesuffix('_sync')}(...)'"
+    )

@@ -1,0 +1,43 @@
+-- What applications send: enqueue, wait, look, cancel. Called by taskq.client on the caller's connection or on the
+-- application's own. JSON and ids travel as text where a connection is not ours: its owner may have set codecs of
+-- their own for json and uuid.
+
+-- name: enqueue_many
+-- Enqueues a batch in one statement; one row for each job, in input order.
+select e.job_id, e.inserted
+  from {{schema}}.enqueue_many($1::text::jsonb, $2::int[], $3::text[]::jsonb[], $4::text[], $5::text[], $6::text) e;
+
+-- name: ensure_policy
+-- Stores a policy once; in a transaction of its own, so that the caller's open one blocks nobody.
+select {{schema}}.ensure_policy($1::text, $2::int, $3::text::jsonb);
+
+-- name: outcome
+-- How a job stands, in one snapshot: it is in exactly one of the two tables. A job cannot end before its id was made,
+-- give or take a step of the clock; the bound keeps older partitions of history out.
+select h.status, h.result::text as result, h.error::text as error, true as finished
+  from {{schema}}.history h
+ where h.id = $1::text::uuid and h.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day'
+union all
+select j.status, null, null, false from {{schema}}.jobs j where j.id = $1::text::uuid;
+
+-- name: get
+-- All about one job, in one snapshot; the same bound on history.
+select a.id::text as id, a.task, a.queue, a.status, a.held_reason, a.priority, a.attempt, a.max_attempts, a.recoveries, a.retry_afters,
+       a.snoozes, a.releases, a.claim_epoch, a.generation, a.effect_class, a.policy_id, a.worker_id::text as worker_id, a.created_at,
+       a.run_at, a.deadline, a.claimed_at, a.cancel_requested_at, a.finished_at, a.unique_scope, a.unique_key, a.tags,
+       a.payload::text as payload, a.result::text as result, a.error::text as error, a.meta::text as meta
+  from {{schema}}.all_jobs a
+ where a.id = $1::text::uuid
+   and (a.finished_at is null or a.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day');
+
+-- name: cancel
+-- Cancels a job: cancelled, requested, finished, unknown or not_found.
+select {{schema}}.cancel($1::text::uuid, $2::text, $3::text);
+
+-- name: retry
+-- Reopens a finished job (reopened) or makes a waiting one due (due).
+select {{schema}}.retry($1::text::uuid, $2::text, $3::text);
+
+-- name: resolve
+-- Decides an unknown outcome: succeeded, cancelled or pending.
+select {{schema}}.resolve($1::text::uuid, $2::boolean, $3::text::jsonb, $4::text, $5::text);

@@ -1,0 +1,244 @@
+"""Tasks: registered functions with their options, and the ways to make jobs of them.
+
+A task is typed like its function: ``enqueue`` takes the same arguments, without the ``JobContext``, and what
+``await job.result()`` gives has the function's type.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from uuid import UUID
+
+from taskq.client.requests import CallOptions, JobRequest, Spec, Using, build_spec, check_options
+from taskq.codec import TaskCodec
+from taskq.context import JobContext
+from taskq.errors import TaskDefinitionError
+from taskq.handle import Job
+from taskq.policy import PolicyLayer, check_name
+
+if TYPE_CHECKING:
+    from taskq.app import TaskQ
+
+__all__ = ["AsyncTask", "BoundTask", "SyncTask", "Task", "TaskDecorator"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+_MAX_SPECS = 1000
+
+
+class _Enqueues(Generic[P, R]):
+    """What tasks and bound tasks have in common."""
+
+    __slots__ = ()
+
+    def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobRequest[R]:
+        raise NotImplementedError
+
+    @property
+    def _app(self) -> TaskQ:
+        raise NotImplementedError
+
+    def job(self, *args: P.args, **kwargs: P.kwargs) -> JobRequest[R]:
+        """A job that is to be enqueued together with others, by ``app.enqueue_many``.
+
+        Raises:
+            PayloadError: An argument is missing, unknown or cannot be stored.
+        """
+        return self._request(args, kwargs)
+
+    async def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Enqueue one job with these arguments; give its handle.
+
+        Raises:
+            PayloadError: An argument is missing, unknown or cannot be stored; nothing was sent, and an open
+                transaction stays usable.
+            UniqueKeyHeld: The unique key is taken, and ``on_conflict="raise"``.
+            IdempotencyConflict: The idempotency key was used for another request.
+            ConfigurationError: No database is named.
+            DatabaseUnavailable: The database cannot be reached.
+        """
+        return (await self._app.enqueue_many((self._request(args, kwargs),)))[0]
+
+    def enqueue_sync(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
+        """Like ``enqueue``, for code without an event loop.
+
+        Raises:
+            SyncCallInEventLoop: An event loop runs in this thread: ``await task.enqueue(...)`` instead.
+        """
+        return self._app.enqueue_many_sync((self._request(args, kwargs),))[0]
+
+
+class Task(_Enqueues[P, R]):
+    """A registered function. Made by ``@app.task``.
+
+    Attributes:
+        name: Its name, as it stands on jobs.
+        fn: The function itself.
+        is_async: Whether the function is ``async def``.
+        takes_context: Whether its first parameter is its ``JobContext``.
+        codec: How its arguments and results are stored.
+        layer: What its declaration says about the policy.
+        policy: The whole policy of a job that is enqueued without more.
+        required_worker_schema: The capability level that its jobs require of a worker; None for none.
+    """
+
+    __slots__ = (
+        "__dict__",
+        "_owner",
+        "_plain",
+        "_plain_spec",
+        "_specs",
+        "codec",
+        "fn",
+        "is_async",
+        "layer",
+        "name",
+        "policy",
+        "required_worker_schema",
+        "takes_context",
+    )
+
+    def __init__(
+        self,
+        app: TaskQ,
+        fn: Callable[..., Any],
+        *,
+        name: str | None = None,
+        layer: PolicyLayer,
+        localns: Mapping[str, Any] | None = None,
+    ) -> None:
+        _check_function(fn)
+        self._owner = app
+        self.fn = fn
+        self.name = _check_task_name(fn.__name__ if name is None else name)
+        self.is_async = inspect.iscoroutinefunction(fn)
+        self.codec = TaskCodec(fn, localns=localns)
+        self.takes_context = self.codec.takes_context
+        self.layer = layer
+        self.policy = app.resolve_policy(layer)
+        self.required_worker_schema: int | None = None
+        self._plain = CallOptions()
+        self._plain_spec = build_spec(self.name, self.policy, self._plain, self.required_worker_schema)
+        self._specs: dict[tuple[Any, ...], Spec] = {}
+        self.__doc__ = fn.__doc__
+        self.__module__ = fn.__module__
+        self.__wrapped__ = fn
+
+    def using(self, **options: Unpack[Using]) -> BoundTask[P, R]:
+        """The same task with options for the jobs that are made from what this gives; ``Using`` lists them.
+
+        Raises:
+            InvalidPolicy: A value of the policy is not valid; the message names it.
+            InvalidRequest: Another value is not valid.
+        """
+        return BoundTask(self, options)
+
+    def handle(self, job_id: UUID | str) -> Job[R]:
+        """The handle of a job of this task that was enqueued before, elsewhere perhaps. Asks the database nothing."""
+        return Job(self._owner, UUID(str(job_id)), task=self)
+
+    @property
+    def _app(self) -> TaskQ:
+        return self._owner
+
+    def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobRequest[R]:
+        return JobRequest(self, self._plain_spec, self._plain, self.codec.encode(args, kwargs))
+
+    def _spec(self, options: CallOptions) -> Spec:
+        key = options.spec_key()
+        if key == self._plain.spec_key():
+            return self._plain_spec
+        spec = self._specs.get(key)
+        if spec is None:
+            policy = self._owner.resolve_policy(options.layer, self.layer)
+            spec = build_spec(self.name, policy, options, self.required_worker_schema)
+            if len(self._specs) >= _MAX_SPECS:
+                self._specs.clear()
+            self._specs[key] = spec
+        return spec
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name}>"
+
+
+class AsyncTask(Task[P, R]):
+    """A task whose function is ``async def``."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
+        """Run the function here and now, without any job; a ``JobContext`` is made up for it."""
+        if self.takes_context:
+            args = (JobContext.local(self.name, queue=self.policy.queue), *args)  # type: ignore[assignment]
+        return cast(Coroutine[Any, Any, R], self.fn(*args, **kwargs))
+
+
+class SyncTask(Task[P, R]):
+    """A task whose function is a plain ``def``; workers run it in a thread."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the function here and now, without any job; a ``JobContext`` is made up for it."""
+        if self.takes_context:
+            args = (JobContext.local(self.name, queue=self.policy.queue), *args)  # type: ignore[assignment]
+        return cast(R, self.fn(*args, **kwargs))
+
+
+class BoundTask(_Enqueues[P, R]):
+    """A task with options for its jobs; made by ``task.using(...)``."""
+
+    __slots__ = ("_given", "_options", "_spec", "task")
+
+    def __init__(self, task: Task[P, R], given: Using) -> None:
+        self.task = task
+        self._given = given
+        self._options = check_options(given)
+        self._spec = task._spec(self._options)
+
+    def using(self, **options: Unpack[Using]) -> BoundTask[P, R]:
+        """More options on top of these; the new ones win."""
+        return BoundTask(self.task, {**self._given, **options})
+
+    @property
+    def _app(self) -> TaskQ:
+        return self.task._app
+
+    def _request(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> JobRequest[R]:
+        return JobRequest(self.task, self._spec, self._options, self.task.codec.encode(args, kwargs))
+
+    def __repr__(self) -> str:
+        return f"<BoundTask {self.task.name} {dict(self._given)!r}>"
+
+
+class TaskDecorator(Protocol):
+    """What ``@app.task(...)`` is applied to: an async or plain function, with or without a ``JobContext`` first."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[JobContext, P], Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, fn: Callable[P, Coroutine[Any, Any, R]], /) -> AsyncTask[P, R]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, fn: Callable[Concatenate[JobContext, P], R], /) -> SyncTask[P, R]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
+
+
+def _check_function(fn: object) -> None:
+    if isinstance(fn, Task):
+        raise TaskDefinitionError(f"{fn.name} is a task already; decorate the function once")
+    if isinstance(fn, (staticmethod, classmethod)) or not inspect.isfunction(fn):
+        raise TaskDefinitionError(
+            f"{fn!r} is not a plain function; a task is a function written with def or async def, since workers find "
+            "it by name"
+        )
+    if fn.__name__ == "<lambda>":
+        raise TaskDefinitionError("a lambda has no name to find it by; write the task with def or async def")
+    if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+        raise TaskDefinitionError(f"task {fn.__name__} is a generator; return a value instead of yielding")
+
+
+def _check_task_name(name: str) -> str:
+    return check_name("the name of a task", name)
