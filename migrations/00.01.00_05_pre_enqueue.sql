@@ -32,10 +32,11 @@ comment on function {{schema}}.wake(text[]) is 'Notifies the workers that are as
 
 -- p_specs: what many jobs have in common, once: task, queue, priority, max_attempts, effect_class, policy_id,
 -- required_worker_schema, deadline_in (seconds), deadline, run_in (seconds), run_at, unique_scope, unique_hold (seconds), idempotency_scope, tags, meta.
--- p_spec: for each job the number (from 1) of its spec. p_payload: for each job its arguments.
+-- p_spec: for each job the number (from 1) of its spec. p_payload: for each job its arguments, a JSON object as text: a
+-- jsonb[] of 50,000 costs four times as much to read as a text[] whose elements are cast one by one (240 against 60 ms).
 -- p_unique_key, p_idempotency_key: null, or for each job its key or null.
 -- p_on_conflict: what to do when a unique key is taken: 'existing' answers with the job that holds it, 'raise' inserts nothing.
-create function {{schema}}.enqueue_many(p_specs jsonb, p_spec integer[], p_payload jsonb[], p_unique_key text[] default null,
+create function {{schema}}.enqueue_many(p_specs jsonb, p_spec integer[], p_payload text[], p_unique_key text[] default null,
     p_idempotency_key text[] default null, p_on_conflict text default 'existing')
   returns table (ord integer, job_id uuid, inserted boolean)
   language plpgsql security definer
@@ -72,8 +73,8 @@ begin
       hint = 'Task and queue are 1 to 128 printable ASCII characters without spaces, priority is 0 to 9, max_attempts at least 1.';
   end if;
   select i.max_payload_bytes into v_max from {{schema}}.installation i;
-  select o.n, octet_length(o.payload::text) as size into v_bad from unnest(p_payload) with ordinality as o(payload, n)
-    where pg_column_size(o.payload) > v_max / 2 and octet_length(o.payload::text) > v_max limit 1;
+  select o.n, octet_length(o.payload) as size into v_bad from unnest(p_payload) with ordinality as o(payload, n)
+    where octet_length(o.payload) > v_max limit 1;
   if found then
     raise exception using errcode = 'WF009', message = format('the payload of job %s has %s bytes, the limit is %s', v_bad.n, v_bad.size, v_max),
       hint = 'Store large data elsewhere and enqueue a reference to it.';
@@ -85,8 +86,9 @@ begin
     -- Keys are taken in their order, so that two batches with the same keys cannot deadlock.
     for v_job in
       select k.n::int as n, k.kind, coalesce(case k.kind when 1 then s.idempotency_scope else s.unique_scope end, s.task) as scope, k.key,
+             coalesce(s.idempotency_scope, s.task) as idempotency_scope,
              make_interval(secs => s.unique_hold) as hold,
-             sha256(convert_to(jsonb_build_array(s.task, p_payload[k.n])::text, 'UTF8')) as fingerprint
+             sha256(convert_to(jsonb_build_array(s.task, p_payload[k.n]::jsonb)::text, 'UTF8')) as fingerprint
         from (select 1 as kind, u.key, u.n from unnest(p_idempotency_key) with ordinality u(key, n) where u.key is not null
               union all
               select 2, u.key, u.n from unnest(p_unique_key) with ordinality u(key, n) where u.key is not null) k
@@ -129,9 +131,11 @@ begin
               detail = jsonb_build_object('job_id', v_key.job_id, 'scope', v_job.scope, 'key', v_job.key)::text,
               hint = 'Nothing was enqueued. Wait for that job, cancel it, or ask for the existing job instead.';
           end if;
-          -- An idempotency key taken just above must name the job that answers.
+          -- An idempotency key taken just above must name the job that answers, and so must jobs of this batch that share it.
           if p_idempotency_key is not null and p_idempotency_key[v_job.n] is not null then
-            update {{schema}}.idempotency_keys k set job_id = v_key.job_id where k.job_id = v_ids[v_job.n] and k.key = p_idempotency_key[v_job.n];
+            update {{schema}}.idempotency_keys k set job_id = v_key.job_id
+              where k.scope = v_job.idempotency_scope and k.key = p_idempotency_key[v_job.n] and k.job_id = v_ids[v_job.n];
+            v_ids := array_replace(v_ids, v_ids[v_job.n], v_key.job_id);
           end if;
           v_ids[v_job.n] := v_key.job_id;
           v_new[v_job.n] := false;
@@ -150,7 +154,7 @@ begin
              required_worker_schema integer, run_at timestamptz, run_in double precision, deadline timestamptz, deadline_in double precision,
              unique_scope text, tags text[], meta jsonb)),
     input as materialized (
-      select o.n, coalesce(v_ids[o.n], {{schema}}.new_id()) as id, coalesce(v_new[o.n], true) as is_new, o.spec, o.payload,
+      select o.n, coalesce(v_ids[o.n], {{schema}}.new_id()) as id, coalesce(v_new[o.n], true) as is_new, o.spec, o.payload::jsonb as payload,
              case when v_keyed then p_unique_key[o.n] end as unique_key
         from unnest(p_spec, p_payload) with ordinality as o(spec, payload, n)),
     placed as (
@@ -163,7 +167,7 @@ begin
 
   perform {{schema}}.wake(array(select distinct x.queue from jsonb_to_recordset(p_specs) as x(queue text)));
 end $$;
-comment on function {{schema}}.enqueue_many(jsonb, integer[], jsonb[], text[], text[], text) is
+comment on function {{schema}}.enqueue_many(jsonb, integer[], text[], text[], text[], text) is
   'Enqueues many jobs in one statement, in the caller''s transaction; answers in input order with each job''s id and whether it is new.';
 
 create function {{schema}}.enqueue(task text, payload jsonb default '{}', queue text default null, priority integer default null,
@@ -200,7 +204,7 @@ begin
   if v_spec is null then
     raise exception using errcode = 'WF014', message = format('the policy of task %L is missing', task), hint = 'Restart a worker that knows the task.';
   end if;
-  select e.job_id into v_id from {{schema}}.enqueue_many(jsonb_build_array(v_spec), array[1], array[coalesce(enqueue.payload, '{}')],
+  select e.job_id into v_id from {{schema}}.enqueue_many(jsonb_build_array(v_spec), array[1], array[coalesce(enqueue.payload, '{}')::text],
     case when enqueue.unique_key is not null then array[enqueue.unique_key] end,
     case when enqueue.idempotency_key is not null then array[enqueue.idempotency_key] end) e;
   return v_id;

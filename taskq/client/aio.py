@@ -11,6 +11,7 @@ import anyio
 import asyncpg
 import psycopg
 from psycopg.rows import tuple_row
+from psycopg.types.array import ListBinaryDumper
 
 from taskq.client.answers import Waiting, job_info, placed, translated, unsupported
 from taskq.client.requests import Batch
@@ -60,6 +61,7 @@ class AsyncClient:
                 return placed(await batch.connection.fetch(sql, *batch.arguments))
             if isinstance(batch.connection, psycopg.AsyncConnection):
                 async with psycopg.AsyncRawCursor(batch.connection, row_factory=tuple_row) as cursor:
+                    cursor.adapters.register_dumper(list, ListBinaryDumper)
                     await cursor.execute(sql.encode(), batch.arguments)
                     return placed(await cursor.fetchall())
         raise unsupported(batch.connection)

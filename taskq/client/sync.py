@@ -9,6 +9,7 @@ from uuid import UUID
 
 import psycopg
 from psycopg.rows import dict_row, tuple_row
+from psycopg.types.array import ListBinaryDumper
 
 from taskq.client.answers import Waiting, job_info, placed, translated, unsupported
 from taskq.client.requests import Batch
@@ -85,6 +86,8 @@ class SyncClient:
 
     def _send(self, connection: psycopg.Connection[Any], batch: Batch) -> list[tuple[UUID, bool]]:
         with psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
+            # As text each element is escaped in Python: 50,000 took three times as long.
+            cursor.adapters.register_dumper(list, ListBinaryDumper)
             cursor.execute(self._queries["enqueue_many"].encode(), batch.arguments)
             return placed(cursor.fetchall())
 

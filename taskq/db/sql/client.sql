@@ -5,7 +5,7 @@
 -- name: enqueue_many
 -- Enqueues a batch in one statement; one row for each job, in input order.
 select e.job_id, e.inserted
-  from {{schema}}.enqueue_many($1::text::jsonb, $2::int[], $3::text[]::jsonb[], $4::text[], $5::text[], $6::text) e;
+  from {{schema}}.enqueue_many($1::text::jsonb, $2::int[], $3::text[], $4::text[], $5::text[], $6::text) e;
 
 -- name: ensure_policy
 -- Stores a policy once; in a transaction of its own, so that the caller's open one blocks nobody.
