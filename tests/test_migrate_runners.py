@@ -143,14 +143,14 @@ def test_a_long_statement_keeps_its_lease(empty_dsn: str, tmp_path: Path) -> Non
     with closed_gate(empty_dsn) as gate, psycopg.connect(empty_dsn, autocommit=True) as conn:
         running = _in_thread(lambda: migrate.up(empty_dsn, folder=folder, lock_timeout=600, lease=1.5))
         eventually(lambda: backends_at(conn, "public.gate"), 30)
-        query = "select token, expires_at from taskq.migration_lease"
-        token, expires = conn.execute(query).fetchone() or (None, None)
+        query = "select token, taken_at, expires_at from taskq.migration_lease"
+        token, taken_at, expires = conn.execute(query).fetchone() or (None, None, None)
         eventually(
             lambda: conn.execute("select clock_timestamp() > %s + interval '3 s'", (expires,)).fetchone() == (True,), 30
         )
         with pytest.raises(MigrationLocked, match=f"process {os.getpid()}.*still at work"):
             migrate.up(empty_dsn, folder=folder, wait=0.5)
-        assert (conn.execute(query).fetchone() or [None])[0] == token
+        assert (conn.execute(query).fetchone() or ())[:2] == (token, taken_at)
         gate.rollback()
         assert running.result(30).applied == tuple(GATED)
 
