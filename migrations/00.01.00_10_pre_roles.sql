@@ -32,7 +32,7 @@ declare
 begin
   for v_grant in
     select * from (values
-      ('{{schema}}_producer', 'execute on function {{schema}}.enqueue(text, jsonb, text, integer, timestamptz, interval, timestamptz, integer, text, text, text, text, text[], jsonb), {{schema}}.enqueue_many(jsonb, integer[], jsonb[], text[], text[], text), {{schema}}.ensure_policy(text, integer, jsonb), {{schema}}.cancel(uuid, text, text)'),
+      ('{{schema}}_producer', 'execute on function {{schema}}.enqueue(text, jsonb, text, integer, timestamptz, interval, timestamptz, integer, text, text, text, text, text[], jsonb), {{schema}}.enqueue_many(jsonb, integer[], text[], text[], text[], text), {{schema}}.ensure_policy(text, integer, jsonb), {{schema}}.cancel(uuid, text, text)'),
       ('{{schema}}_producer', 'select on {{schema}}.jobs, {{schema}}.history, {{schema}}.all_jobs, {{schema}}.task_config, {{schema}}.policies, {{schema}}.schema_migrations'),
       ('{{schema}}_worker', 'execute on all functions in schema {{schema}}'),
       ('{{schema}}_worker', 'select on all tables in schema {{schema}}'),
