@@ -1,0 +1,117 @@
+"""The life of a job as one table: every transition that exists, who makes it, and what it leaves on record.
+
+The triggers in ``migrations/00.01.00_03_pre_laws.sql`` refuse what is not listed here, for any role;
+``tests/test_transitions.py`` compares the two, pair by pair. ``docs/laws.md`` shows the same list to people.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias
+
+__all__ = ["FINISHED", "LIVE", "TRANSITIONS", "Status", "Transition", "exists", "refusal"]
+
+Status: TypeAlias = Literal["pending", "running", "held", "unknown", "succeeded", "failed", "cancelled"]
+LIVE: Final[tuple[Status, ...]] = ("pending", "running", "held", "unknown")
+"""Statuses of jobs that stand in ``jobs``."""
+FINISHED: Final[tuple[Status, ...]] = ("succeeded", "failed", "cancelled")
+"""Statuses of jobs that stand in ``history``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One way from a status to another.
+
+    Attributes:
+        source: The status before; None for a job that is born.
+        target: The status after.
+        by: Who may: ``client``, ``worker`` (under its fence), ``leader`` (a sweep) or ``operator``.
+        function: The SQL function that does it; None where no function does yet.
+        outcome: What the record says about the attempt that ends with it; None where none ends.
+        counter: The column that it raises by one, or None.
+        when: What makes it happen, in a few words.
+    """
+
+    source: Status | None
+    target: Status
+    by: Literal["client", "worker", "leader", "operator"]
+    function: str | None
+    outcome: str | None
+    counter: str | None
+    when: str
+
+
+_T = Transition
+TRANSITIONS: Final[tuple[Transition, ...]] = (
+    _T(None, "pending", "client", "enqueue_many", None, None, "enqueued"),
+    _T(None, "held", "client", None, None, None, "enqueued, and waits for a signal, a limit, its order or a pause"),
+    _T("pending", "running", "worker", "claim", None, "claim_epoch", "claimed"),
+    _T("pending", "running", "worker", "claim_suspect", None, "claim_epoch", "claimed alone, after two lost workers"),
+    _T("pending", "held", "worker", None, None, None, "must wait for a signal, a limit, its order or a pause"),
+    _T("pending", "cancelled", "operator", "cancel", None, None, "cancelled before it started"),
+    _T("pending", "failed", "leader", "sweep", None, None, "its deadline passed, or its attempts are used up"),
+    _T("held", "pending", "worker", None, None, None, "what it waited for has come"),
+    _T("held", "cancelled", "operator", "cancel", None, None, "cancelled while it waited"),
+    _T("held", "failed", "leader", "sweep", None, None, "its deadline passed"),
+    _T("running", "succeeded", "worker", "end_attempts", "succeeded", None, "the body returned"),
+    _T("running", "failed", "worker", "end_attempts", "failed", "attempt", "the body failed, and is not tried again"),
+    _T(
+        "running",
+        "failed",
+        "worker",
+        "end_attempts",
+        "retry_after",
+        "retry_afters",
+        "waited past its deadline or bound",
+    ),
+    _T("running", "failed", "worker", "end_attempts", "snoozed", "snoozes", "snoozed past its deadline or bound"),
+    _T("running", "failed", "leader", "settle_lost", "lost", "recoveries", "its worker is lost once too often"),
+    _T(
+        "running", "cancelled", "worker", "end_attempts", "cancelled", None, "ended otherwise than well after a request"
+    ),
+    _T("running", "cancelled", "leader", "settle_lost", "lost", None, "pure, its worker is lost after a request"),
+    _T("running", "pending", "worker", "end_attempts", "failed", "attempt", "the body failed, and is tried again"),
+    _T("running", "pending", "worker", "end_attempts", "retry_after", "retry_afters", "the body raised RetryAfter"),
+    _T("running", "pending", "worker", "end_attempts", "snoozed", "snoozes", "the body raised Snooze"),
+    _T("running", "pending", "worker", "end_attempts", "released", "releases", "its worker stops and hands it back"),
+    _T("running", "pending", "leader", "settle_lost", "lost", "recoveries", "its worker is lost"),
+    _T(
+        "running",
+        "unknown",
+        "leader",
+        "settle_lost",
+        None,
+        None,
+        "its worker is lost, and its effect may have happened",
+    ),
+    _T("unknown", "succeeded", "worker", "end_attempts", "succeeded", None, "its own late end"),
+    _T("unknown", "succeeded", "operator", "resolve", "resolved", None, "decided: it happened"),
+    _T("unknown", "failed", "worker", "end_attempts", "failed", "attempt", "its own late end"),
+    _T("unknown", "cancelled", "worker", "end_attempts", "cancelled", None, "its own late end, after a request"),
+    _T(
+        "unknown", "cancelled", "operator", "resolve", "resolved", None, "decided: it did not happen, and was cancelled"
+    ),
+    _T("unknown", "pending", "operator", "resolve", "resolved", None, "decided: it did not happen"),
+    _T("failed", "pending", "operator", "retry", None, "generation", "reopened"),
+    _T("failed", "held", "operator", None, None, "generation", "reopened, and must wait"),
+    _T("cancelled", "pending", "operator", "retry", None, "generation", "reopened"),
+    _T("cancelled", "held", "operator", None, None, "generation", "reopened, and must wait"),
+)
+
+_PAIRS: Final = frozenset((t.source, t.target) for t in TRANSITIONS)
+
+
+def exists(source: Status | None, target: Status) -> bool:
+    """Whether there is any transition from one status to the other."""
+    return (source, target) in _PAIRS
+
+
+def refusal(source: Status | None, target: Status) -> str | None:
+    """The SQLSTATE with which a trigger refuses to go from one status to the other; None if it does not.
+
+    A finished job is never rewritten (WF004); every other way that is not listed does not exist (WF003). The functions
+    look before, and say what is the matter: ``taskq.retry`` answers WF012 for a job that has succeeded.
+    """
+    if exists(source, target) or source == target:
+        return None
+    return "WF004" if source in FINISHED and target in FINISHED else "WF003"
