@@ -1,0 +1,82 @@
+-- Statements of the worker, most of them calls of the functions in migrations/. Every write of an attempt goes through
+-- exchange or end_attempts, which fence it.
+
+-- name: exchange
+-- One round trip: ends, then claims. See migrations for the shape and its figures.
+select * from {{schema}}.exchange($1, $2, $3, $4, $5, $6::jsonb[], $7::jsonb[], $8, $9, $10, $11, $12, $13, $14, $15);
+
+-- name: claim_suspect
+-- One job that was on a lost worker twice, for a worker that holds nothing.
+select * from {{schema}}.claim_suspect($1, $2, $3);
+
+-- name: survey
+-- Suspects that wait, and due jobs of tasks that this worker does not know.
+select kind, name, n from {{schema}}.survey($1, $2);
+
+-- name: attempt_record
+-- What stands on record of one attempt, read in a statement of its own after an end changed no row.
+select true as ended, a.outcome_id, a.outcome from {{schema}}.attempts a where a.job_id = $1 and a.claim_epoch = $2
+union all
+select false, null, j.status from {{schema}}.jobs j where j.id = $1 and j.claim_epoch = $2 and j.claimed_by = $3;
+
+-- name: policies
+-- The specs of these policies.
+select id, spec::text as spec from {{schema}}.policies where id = any($1);
+
+-- name: ensure_policy
+-- Store a policy once.
+select {{schema}}.ensure_policy($1, $2, $3::jsonb);
+
+-- name: publish_task
+-- What the code says about a task, at boot.
+select {{schema}}.publish_task($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: register_worker
+-- A new registration, with a lease from now on.
+select {{schema}}.register_worker($1, $2, $3, $4, $5, $6, $7, $8, $9) as id;
+
+-- name: drain_worker
+select {{schema}}.drain_worker($1);
+
+-- name: stop_worker
+select {{schema}}.stop_worker($1);
+
+-- name: sleep
+-- The worker waits for a notification from now on.
+select {{schema}}.sleep($1, $2);
+
+-- name: unsleep
+select {{schema}}.unsleep($1);
+
+-- name: renew
+-- The lease thread: renew, and see what the database says this worker holds.
+select status, job_id, claim_epoch, cancel_requested from {{schema}}.renew($1);
+
+-- name: lead
+-- Take or keep the role of the leader.
+select is_leader, quiet from {{schema}}.lead($1, 'maintenance', $2);
+
+-- name: resign
+select {{schema}}.resign($1, 'maintenance');
+
+-- name: mark_lost
+-- Workers whose lease has run out.
+select mark_lost as worker_id from {{schema}}.mark_lost();
+
+-- name: settle_lost
+-- Claims of lost or absent workers, a bounded number.
+select job_id, settled from {{schema}}.settle_lost();
+
+-- name: sweep
+-- Waiting jobs past their deadline or out of attempts.
+select {{schema}}.sweep() as n;
+
+-- name: prune
+-- Expired keys and old worker rows.
+select {{schema}}.prune() as n;
+
+-- name: ensure_partitions
+select {{schema}}.ensure_partitions() as n;
+
+-- name: drop_expired_partition
+select {{schema}}.drop_expired_partition() as name;

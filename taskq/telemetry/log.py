@@ -1,0 +1,84 @@
+"""Events with fields, handed to the standard library's logger ``taskq`` and its children.
+
+An application that has configured logging gets taskq's records through its own handlers, with the fields as
+attributes; one that has not gets them on standard error from ``configure_for_terminal``, which the CLI calls.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import MutableMapping
+from typing import Any, Literal, cast
+
+import structlog
+
+ROOT = "taskq"
+_RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
+
+
+def _plain(value: object) -> object:
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+
+
+def _to_record(_: Any, __: str, event: MutableMapping[str, Any]) -> dict[str, Any]:
+    """Turn an event into the arguments of a standard logging call: a readable message, and the fields as ``extra``."""
+    exc_info = event.pop("exc_info", None)
+    name = str(event.pop("event"))
+    fields = {key: _plain(value) for key, value in event.items()}
+    text = " ".join([name, *(f"{k}={v}" for k, v in fields.items())])
+    extra: dict[str, Any] = {(f"{k}_" if k in _RESERVED else k): v for k, v in fields.items()}
+    return {"msg": text.replace("%", "%%"), "extra": {**extra, "event": name, "fields": fields}, "exc_info": exc_info}
+
+
+def get_logger(name: str, **fields: Any) -> structlog.stdlib.BoundLogger:
+    """A logger for events of one part, such as ``worker``, with fields bound to each.
+
+    Args:
+        name: Appended to ``taskq.``.
+        fields: On every event.
+    """
+    logger = structlog.wrap_logger(
+        logging.getLogger(f"{ROOT}.{name}"),
+        processors=[structlog.stdlib.filter_by_level, _to_record],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    return cast(structlog.stdlib.BoundLogger, logger.bind(**fields) if fields else logger)
+
+
+class _JsonLines(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        fields = getattr(record, "fields", {})
+        line: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "event": getattr(record, "event", None) or record.getMessage(),
+            **fields,
+        }
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str)
+
+
+def configure_for_terminal(fmt: Literal["console", "json"] = "console", level: str = "INFO") -> None:
+    """Show taskq's events on standard error, unless the application has configured logging itself.
+
+    A handler on the root logger, or on ``taskq``, means that it has: then nothing is changed.
+
+    Args:
+        fmt: ``console`` for people, ``json`` for one JSON object a line.
+        level: A standard level name.
+    """
+    logger = logging.getLogger(ROOT)
+    if logging.getLogger().handlers or logger.handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        _JsonLines() if fmt == "json" else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+    )
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    logger.propagate = False

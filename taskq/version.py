@@ -1,0 +1,11 @@
+"""The release, and the schema level that its code understands."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    __version__ = version("taskq")
+except PackageNotFoundError:
+    __version__ = "0+unknown"
+
+CAPABILITY_LEVEL = 1
+"""Stamped on every worker; a job may require a level, and workers below it leave the job alone."""

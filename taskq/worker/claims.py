@@ -1,0 +1,80 @@
+"""What moves between the parts of a worker: claims on their way to a body, and ends on their way back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+Outcome = Literal["succeeded", "failed", "cancelled", "retry", "retry_after", "snooze", "release"]
+Interrupt = Literal["timeout", "cancel", "shutdown", "lease"]
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One attempt that this worker has claimed, as the database answered it."""
+
+    worker_id: UUID
+    job_id: UUID
+    claim_epoch: int
+    task: str
+    payload: str
+    queue: str
+    priority: int
+    run_at: datetime
+    policy_id: str
+    attempt: int
+    max_attempts: int
+    recoveries: int
+    retry_afters: int
+    snoozes: int
+    generation: int
+    effect_class: str
+    deadline: datetime | None
+    claimed_at: datetime
+    meta: str | None
+    received: float = 0.0
+    """When the answer arrived, on the loop's clock."""
+
+    @classmethod
+    def from_row(cls, worker_id: UUID, row: Mapping[str, Any], received: float) -> Claim:
+        """Read a row of kind ``job`` of the exchange."""
+        _, *values = row.values()
+        claim = cls(worker_id, *values)
+        claim.received = received
+        return claim
+
+
+@dataclass(slots=True, eq=False)
+class End:
+    """How one attempt ended, kept until the database has confirmed it."""
+
+    worker_id: UUID
+    job_id: UUID
+    claim_epoch: int
+    outcome: Outcome
+    outcome_id: int
+    result: str | None = None
+    """JSON text; only with ``succeeded``."""
+    error: str | None = None
+    """JSON text."""
+    delay: float = 0.0
+    """Seconds from now until it is due again; not for terminal outcomes."""
+    task: str = ""
+    minimal: bool = False
+    """Whether it stands for an outcome that could not be stored."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What this worker has done since it started."""
+
+    claimed: int = 0
+    succeeded: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    retried: int = 0
+    released: int = 0
+    fenced_out: int = 0

@@ -1,0 +1,155 @@
+"""Ends on their way to the database: kept until confirmed, sent again until then, bisected when one cannot be stored.
+
+Nothing that a body has done is forgotten because an answer was lost or a disk is full. Only errors that say that a
+value itself cannot be stored (SQLSTATE classes 22, 23 and WF) lead to another outcome than the body's own: the batch
+is halved until the one at fault stands alone, and that one ends with a minimal failure.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import deque
+from collections.abc import Iterable
+from uuid import UUID
+
+import asyncpg
+
+from taskq.worker.claims import End
+
+BATCH = 500
+
+EndArrays = tuple[list[UUID], list[int], list[str], list[int], list[str | None], list[str | None], list[float]]
+
+_outcome_ids = itertools.count(random.getrandbits(62))
+
+
+def next_outcome_id() -> int:
+    """A nonce for one outcome: unique within the process, and not to be expected from another."""
+    return next(_outcome_ids) & 0x7FFF_FFFF_FFFF_FFFF
+
+
+def arrays(ends: Iterable[End]) -> EndArrays:
+    """The ends as the parallel arrays that ``exchange`` and ``end_attempts`` take."""
+    out: EndArrays = ([], [], [], [], [], [], [])
+    for end in ends:
+        out[0].append(end.job_id)
+        out[1].append(end.claim_epoch)
+        out[2].append(end.outcome)
+        out[3].append(end.outcome_id)
+        out[4].append(end.result)
+        out[5].append(end.error)
+        out[6].append(end.delay)
+    return out
+
+
+def cannot_be_stored(exc: BaseException) -> bool:
+    """Whether an error says that a value of the batch is at fault, so that sending it again unchanged cannot help."""
+    if not isinstance(exc, asyncpg.PostgresError) or exc.sqlstate is None:
+        return False
+    if partition_is_missing(exc):
+        return False
+    return exc.sqlstate[:2] in ("22", "23", "WF") or exc.sqlstate == "54000"
+
+
+def partition_is_missing(exc: BaseException) -> bool:
+    """Whether an end found no partition for its day."""
+    return isinstance(exc, asyncpg.CheckViolationError) and not exc.constraint_name and "partition" in str(exc)
+
+
+def minimal_failure(end: End, exc: asyncpg.PostgresError) -> End:
+    """What an end becomes that cannot be stored: failed, with the SQLSTATE that refused it. The outcome id stays."""
+    error = {
+        "type": "OutcomeNotStored",
+        "message": f"it ended as {end.outcome}, but PostgreSQL refused to store that (SQLSTATE {exc.sqlstate})",
+        "sqlstate": exc.sqlstate,
+        "outcome": end.outcome,
+    }
+    return End(
+        end.worker_id,
+        end.job_id,
+        end.claim_epoch,
+        "failed",
+        end.outcome_id,
+        None,
+        json.dumps(error),
+        0.0,
+        end.task,
+        True,
+    )
+
+
+class Outbox:
+    """Ends that wait to be sent, oldest first, in batches of one worker id.
+
+    After ``refused``, the halves of a batch are offered one by one until all of it has been sent.
+    """
+
+    def __init__(self) -> None:
+        self._ends: deque[End] = deque()
+        self._halves: list[list[End]] = []
+        self._unconfirmed: dict[tuple[UUID, int], End] = {}
+
+    def __len__(self) -> int:
+        return len(self._ends) + sum(map(len, self._halves))
+
+    @property
+    def pending(self) -> int:
+        """Ends that are not confirmed yet, those on their way included."""
+        return len(self._unconfirmed)
+
+    @property
+    def bisecting(self) -> bool:
+        """Whether a refused batch is being taken apart: send ends alone, without claims."""
+        return bool(self._halves)
+
+    def holds(self, job_id: UUID, claim_epoch: int) -> bool:
+        """Whether this attempt's end is here, not confirmed yet."""
+        return (job_id, claim_epoch) in self._unconfirmed
+
+    def put(self, end: End) -> None:
+        """Keep one end until it is confirmed."""
+        self._ends.append(end)
+        self._unconfirmed[(end.job_id, end.claim_epoch)] = end
+
+    def take(self) -> list[End]:
+        """The next batch, all of one worker id."""
+        if self._halves:
+            return self._halves.pop()
+        ends = self._ends
+        if not ends:
+            return []
+        worker = ends[0].worker_id
+        batch: list[End] = []
+        while ends and len(batch) < BATCH and ends[0].worker_id == worker:
+            batch.append(ends.popleft())
+        return batch
+
+    def confirmed(self, batch: Iterable[End]) -> None:
+        """The database has these, or they are fenced out: forget them."""
+        for end in batch:
+            self._unconfirmed.pop((end.job_id, end.claim_epoch), None)
+
+    def again(self, batch: list[End]) -> None:
+        """Send these again, first."""
+        if self._halves:
+            self._halves.append(batch)
+        else:
+            self._ends.extendleft(reversed(batch))
+
+    def refused(self, batch: list[End], exc: asyncpg.PostgresError) -> End | None:
+        """A value in the batch cannot be stored: halve it. Returns the end at fault once it stands alone."""
+        if len(batch) > 1:
+            middle = len(batch) // 2
+            self._halves += [batch[middle:], batch[:middle]]
+            return None
+        [end] = batch
+        if end.minimal:
+            # Even that was refused: the fault is elsewhere. Keep it, behind the others.
+            self._ends.append(end)
+            return end
+        failure = minimal_failure(end, exc)
+        self._unconfirmed[(end.job_id, end.claim_epoch)] = failure
+        self._halves.append([failure])
+        return end

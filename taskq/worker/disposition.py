@@ -1,0 +1,115 @@
+"""What the end of an attempt means: the one place that turns how a body ended into an outcome.
+
+Pure functions on the claim, its policy and what happened. The database has the last word where other sessions may
+have spoken meanwhile: a cancel request turns everything but a success into ``cancelled``, and a wait that would pass
+the deadline ends the job (``end_attempts`` in the migrations).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass
+from typing import Any
+
+from taskq import errors
+from taskq.outcomes import RetryAfter, Snooze
+from taskq.policy import ExecutionPolicy
+from taskq.worker.claims import Claim, Interrupt, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The body returned; ``result`` is JSON text."""
+
+    result: str
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """The body raised."""
+
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The worker stopped the body, and it has ended."""
+
+    by: Interrupt
+
+
+BodyEnd = Returned | Raised | Interrupted
+
+
+@dataclass(frozen=True, slots=True)
+class Disposition:
+    """An outcome, ready to be sent."""
+
+    outcome: Outcome
+    result: str | None = None
+    error: dict[str, Any] | None = None
+    delay: float = 0.0
+
+    @property
+    def error_text(self) -> str | None:
+        """The error as JSON text."""
+        return None if self.error is None else json.dumps(self.error)
+
+
+def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
+    """Decide what this end of an attempt means.
+
+    Args:
+        claim: The attempt, with the job's counters as they were at the claim; the fence keeps them from moving.
+        policy: The policy that was in force at enqueue.
+        end: How the body ended.
+    """
+    match end:
+        case Returned(result):
+            return Disposition("succeeded", result=result)
+        case Interrupted("shutdown" | "lease"):
+            return Disposition("release")
+        case Interrupted("cancel") | Raised(errors.JobCancelled()):
+            return Disposition("cancelled")
+        case Interrupted(_):
+            seconds = policy.timeout or 0.0
+            return _failure(
+                claim, policy, errors.AttemptTimeout(f"the body was stopped after its timeout of {seconds:g} s")
+            )
+        case Raised(RetryAfter() as later):
+            if claim.retry_afters + 1 > policy.max_retry_afters:
+                return Disposition(
+                    "failed",
+                    error=errors.describe(
+                        errors.RetryAfterExhausted(f"RetryAfter was raised more than {policy.max_retry_afters} times")
+                    ),
+                )
+            return Disposition("retry_after", error=_reason(later), delay=later.delay)
+        case Raised(Snooze() as later):
+            if claim.snoozes + 1 > policy.max_snoozes:
+                return Disposition(
+                    "failed",
+                    error=errors.describe(
+                        errors.SnoozeExhausted(f"the body snoozed more than {policy.max_snoozes} times")
+                    ),
+                )
+            return Disposition("snooze", error=_reason(later), delay=later.delay)
+        case Raised(errors.PayloadError() | errors.ResultNotStorable() as exc):
+            # Trying again cannot help: the arguments stay as they are, and the work of the body was done.
+            return Disposition("failed", error=errors.describe(exc))
+        case Raised(exc):
+            return _failure(claim, policy, exc)
+    raise AssertionError(end)
+
+
+def _failure(claim: Claim, policy: ExecutionPolicy, exc: BaseException) -> Disposition:
+    used = claim.attempt + 1
+    error = errors.describe(exc)
+    if used >= claim.max_attempts or not policy.retry.retries(exc):
+        return Disposition("failed", error=error)
+    return Disposition("retry", error=error, delay=policy.retry.backoff.delay(used, random.random()))
+
+
+def _reason(later: RetryAfter | Snooze) -> dict[str, Any]:
+    return {"type": type(later).__name__, "message": errors.describe(later)["message"], "delay": later.delay}

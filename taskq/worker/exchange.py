@@ -1,0 +1,383 @@
+"""The worker's main loop: send what has ended, claim for what is free, in one round trip a batch.
+
+Bodies run while a batch is on its way, and what ends meanwhile makes up the next batch: there is no waiting for a
+batch to fill. With nothing to do the loop looks again after a millisecond, then less and less often; after a while of
+silence it says that it is asleep, looks once more, and waits for a notification or the next poll.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+
+from taskq import errors
+from taskq.policy import ExecutionPolicy
+from taskq.telemetry import get_logger
+from taskq.worker.claims import Claim, Counts, End
+from taskq.worker.complete import BATCH, Outbox, arrays, cannot_be_stored, next_outcome_id, partition_is_missing
+from taskq.worker.connection import DATABASE_ERRORS, Connection
+from taskq.worker.execute import Executor
+from taskq.worker.fetch import LaneBook
+from taskq.worker.policies import PolicyCache
+
+log = get_logger("worker")
+
+SILENCE = 0.02
+"""Seconds without a find after which the worker says that it is asleep."""
+RECHECKS = (0.05, 0.25)
+"""Polls after falling asleep, before the long poll: an enqueue whose transaction spans that moment notified nobody."""
+QUICK = 0.02
+"""Bodies quicker than this, on average, are claimed ahead, one more round than there are slots."""
+STALE = 0.5
+"""A claim that waits this long for a slot is handed back: another worker may have one."""
+SUSPECT_PATIENCE = 5.0
+"""Seconds that a suspect waits for a worker to be empty by itself, before workers stop claiming for it."""
+
+
+class Exchanger:
+    """Drives one worker's claims and ends.
+
+    Args:
+        queries: The named statements of ``db/sql/worker.sql``.
+        conn: A connection for the exchange alone.
+        executor: Where claims go.
+        outbox: Where ends come from.
+        tasks: Names of the tasks that the worker knows.
+        queues: The queues that it serves.
+        concurrency: How many bodies run at once.
+        poll_interval: Seconds between looks while asleep.
+        policies: The cache of policies.
+        counts: What is counted.
+        on_lease_refused: Called when the database says that the lease does not hold.
+    """
+
+    def __init__(
+        self,
+        *,
+        queries: Mapping[str, str],
+        conn: Connection,
+        executor: Executor,
+        outbox: Outbox,
+        tasks: list[str],
+        queues: list[str],
+        concurrency: int,
+        poll_interval: float,
+        policies: PolicyCache,
+        counts: Counts,
+        on_lease_refused: Callable[[], None],
+    ) -> None:
+        self._sql = queries
+        self._conn = conn
+        self._executor = executor
+        self._outbox = outbox
+        self._tasks = tasks
+        self._queues = queues
+        self._concurrency = concurrency
+        self._poll = poll_interval
+        self._policies = policies
+        self._counts = counts
+        self._on_lease_refused = on_lease_refused
+        self._lanes = LaneBook(queues)
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self._skip: list[UUID] = []
+        self._ends_only = False
+        self._asleep = False
+        self._last_find = 0.0
+        self._next_claim = 0.0
+        self._naps = 0
+        self._finds: deque[float] = deque(maxlen=3)
+        self._suspects_since: float | None = None
+        self._alone: tuple[UUID, int] | None = None
+        self._closed = False
+        self.worker_id: UUID | None = None
+        """The registration under which to claim; None: do not claim."""
+        self.claiming = False
+        self.started = 0
+        """How many exchanges have been sent."""
+        self.in_flight = 0
+        """The number of the exchange that is on its way, or 0."""
+
+    # What others say ----------------------------------------------------------------------------------------------
+
+    def nudge(self) -> None:
+        """Something has ended or changed: look at once."""
+        self._event.set()
+
+    def notified(self) -> None:
+        """Jobs were enqueued, or a slot somewhere was freed: claim at once."""
+        self._next_claim = 0.0
+        self._event.set()
+
+    def suspects_wait(self, waiting: bool) -> None:
+        """Whether jobs wait that must run alone."""
+        if not waiting:
+            self._suspects_since = None
+        elif self._suspects_since is None:
+            self._suspects_since = self._loop.time()
+        self._event.set()
+
+    def close(self) -> None:
+        """Return from ``run`` once everything has ended and is confirmed."""
+        self._closed = True
+        self.claiming = False
+        self._event.set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no body runs or waits and every end is confirmed."""
+        return not self._executor.busy and not self._executor.waiting and not self._outbox.pending
+
+    # The loop -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Exchange until closed and empty."""
+        while not (self._closed and self.is_empty):
+            self._event.clear()
+            now = self._loop.time()
+            self._hand_back_stale(now)
+            limit = self._capacity(now) if now >= self._next_claim else 0
+            if self._suspects_since is not None and self.claiming and self.is_empty:
+                await self._claim_suspect()
+            elif len(self._outbox) or limit:
+                await self._exchange(limit)
+            else:
+                await self._wait(now)
+
+    def _capacity(self, now: float) -> int:
+        if not self.claiming or self.worker_id is None or self._alone is not None or len(self._outbox) > 4 * BATCH:
+            return 0
+        if self._suspects_since is not None and now - self._suspects_since > SUSPECT_PATIENCE:
+            return 0
+        executor = self._executor
+        slots = self._concurrency - executor.busy - executor.waiting
+        if executor.mean_seconds < QUICK:
+            slots += self._concurrency
+        return max(0, min(slots, BATCH))
+
+    async def _wait(self, now: float) -> None:
+        timeout = self._poll
+        if self._capacity(now):
+            timeout = max(0.0, self._next_claim - now)
+        elif self._executor.waiting or self._outbox.pending or self._suspects_since is not None:
+            timeout = min(timeout, STALE)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), timeout)
+
+    async def _exchange(self, limit: int) -> None:
+        batch = self._outbox.take()
+        worker_id = batch[0].worker_id if batch else self.worker_id
+        if worker_id != self.worker_id or self._ends_only or self._outbox.bisecting:
+            limit = 0
+        if worker_id is None or (not batch and not limit):
+            self._ends_only = False
+            return
+        started = self._loop.time()
+        rescan = limit > 0 and self._lanes.rescan_is_due(started)
+        self.started += 1
+        self.in_flight = self.started
+        try:
+            rows = await self._conn.fetch(
+                self._sql["exchange"],
+                worker_id,
+                *arrays(batch),
+                limit,
+                self._tasks,
+                *self._lanes.lanes(rescan=rescan),
+                self._skip,
+            )
+        except DATABASE_ERRORS as exc:
+            self.in_flight = 0
+            await self._failed(batch, limit, exc)
+            return
+        self._ends_only = False
+        missed = [row for row in rows if row["kind"] == "missed"]
+        claims = [Claim.from_row(worker_id, row, started) for row in rows if row["kind"] == "job"] if limit else []
+        if batch:
+            await self._ended(batch, missed)
+        if limit:
+            if any(row["kind"] == "lease" for row in rows):
+                self._next_claim = self._loop.time() + 0.2
+                self._on_lease_refused()
+            else:
+                await self._claimed(claims, limit, rescan, started)
+        self.in_flight = 0
+
+    # Ends -----------------------------------------------------------------------------------------------------------
+
+    async def _ended(self, batch: list[End], missed: list[Any]) -> None:
+        if not missed:
+            self._outbox.confirmed(batch)
+        else:
+            keys = {(row["job_id"], row["claim_epoch"]) for row in missed}
+            self._outbox.confirmed(e for e in batch if (e.job_id, e.claim_epoch) not in keys)
+            for end in batch:
+                if (end.job_id, end.claim_epoch) in keys:
+                    await self._settle_missed(end)
+        if (
+            self._alone is not None
+            and not self._outbox.holds(*self._alone)
+            and self._alone[0] not in self._executor.running
+        ):
+            self._alone = None
+
+    async def _settle_missed(self, end: End) -> None:
+        """An end changed no row: read what stands on record, in a new statement, and learn whose it is."""
+        try:
+            rows = await self._conn.fetch(self._sql["attempt_record"], end.job_id, end.claim_epoch, end.worker_id)
+        except DATABASE_ERRORS as exc:
+            self._outbox.again([end])
+            await self._conn.pause_after_failure(exc)
+            return
+        if any(row["ended"] and row["outcome_id"] == end.outcome_id for row in rows):
+            self._outbox.confirmed([end])
+        elif any(not row["ended"] for row in rows):
+            # Nothing on record yet and the claim still stands: an earlier sending is in progress. Ask again.
+            self._outbox.again([end])
+            await asyncio.sleep(0.05)
+        else:
+            self._outbox.confirmed([end])
+            self._counts.fenced_out += 1
+            log.warning(
+                "job.fenced_out",
+                job_id=end.job_id,
+                task=end.task,
+                claim_epoch=end.claim_epoch,
+                outcome=end.outcome,
+                on_record=next((row["outcome"] for row in rows if row["ended"]), None),
+            )
+
+    async def _failed(self, batch: list[End], limit: int, exc: Exception) -> None:
+        refusal = errors.from_sqlstate(exc)
+        if isinstance(refusal, errors.WorkerNotCapable) and limit and refusal.job_id is not None:
+            log.warning("job.stranded", job_id=refusal.job_id, reason="worker_not_capable", hint=refusal.hint)
+            self._skip.append(refusal.job_id)
+            self._outbox.again(batch)
+            return
+        if partition_is_missing(exc):
+            self._outbox.again(batch)
+            try:
+                await self._conn.fetch(self._sql["ensure_partitions"])
+            except DATABASE_ERRORS as again:
+                await self._conn.pause_after_failure(again)
+            return
+        if cannot_be_stored(exc) and batch:
+            if limit:
+                # Ends or claims? Send the ends alone to find out.
+                self._outbox.again(batch)
+                self._ends_only = True
+                return
+            assert isinstance(exc, asyncpg.PostgresError)
+            culprit = self._outbox.refused(batch, exc)
+            if culprit is not None:
+                log.error(
+                    "job.outcome_not_stored",
+                    job_id=culprit.job_id,
+                    task=culprit.task,
+                    claim_epoch=culprit.claim_epoch,
+                    outcome=culprit.outcome,
+                    sqlstate=exc.sqlstate,
+                    error=str(exc).splitlines()[0],
+                )
+                if culprit.minimal:
+                    await self._conn.pause_after_failure(exc)
+            return
+        self._outbox.again(batch)
+        await self._conn.pause_after_failure(exc)
+
+    # Claims ---------------------------------------------------------------------------------------------------------
+
+    async def _claimed(self, claims: list[Claim], limit: int, rescan: bool, started: float) -> None:
+        now = self._loop.time()
+        self._lanes.claimed(claims, rescan=rescan)
+        if rescan:
+            self._lanes.rescanned(now, now - started)
+        if claims:
+            self._counts.claimed += len(claims)
+            claims.sort(key=lambda c: (-c.priority, c.run_at, c.job_id))
+            self._last_find = now
+            self._naps = 0
+            self._finds.append(now)
+            self._next_claim = now if len(claims) == limit else now + 0.001
+            await self._hand_over(claims)
+            if self._asleep and (
+                len(claims) == limit > 1 or (len(self._finds) == self._finds.maxlen and now - self._finds[0] < 0.1)
+            ):
+                await self._set_asleep(False)
+            return
+        if self._asleep:
+            self._next_claim = now + (RECHECKS[self._naps] if self._naps < len(RECHECKS) else self._poll)
+            self._naps += 1
+        elif now - self._last_find > SILENCE:
+            # Asleep first, then one more look: what is enqueued from now on will notify.
+            await self._set_asleep(True)
+            self._next_claim = 0.0
+        else:
+            self._next_claim = now + 0.001
+
+    async def _set_asleep(self, asleep: bool) -> None:
+        try:
+            if asleep:
+                await self._conn.fetch(self._sql["sleep"], self.worker_id, self._queues)
+            else:
+                await self._conn.fetch(self._sql["unsleep"], self.worker_id)
+        except DATABASE_ERRORS as exc:
+            await self._conn.pause_after_failure(exc)
+        else:
+            self._asleep = asleep
+            self._naps = 0
+
+    def registered_anew(self, worker_id: UUID) -> None:
+        """Claim under another registration from now on."""
+        self.worker_id = worker_id
+        self._asleep = False
+        self._next_claim = 0.0
+        self._event.set()
+
+    async def _hand_over(self, claims: list[Claim]) -> None:
+        unknown = {c.policy_id for c in claims} - self._policies.known
+        if unknown:
+            await self._policies.load(self._conn, unknown)
+        self._executor.put([(c, self._policy_of(c)) for c in claims])
+
+    def _policy_of(self, claim: Claim) -> ExecutionPolicy:
+        return self._policies.get(claim.policy_id, claim.task)
+
+    async def _claim_suspect(self) -> None:
+        try:
+            rows = await self._conn.fetch(self._sql["claim_suspect"], self.worker_id, self._tasks, self._queues)
+        except DATABASE_ERRORS as exc:
+            await self._conn.pause_after_failure(exc)
+            return
+        self._suspects_since = None
+        if rows and self.worker_id is not None:
+            claim = Claim.from_row(self.worker_id, rows[0], self._loop.time())
+            log.info("job.runs_alone", job_id=claim.job_id, task=claim.task, recoveries=claim.recoveries)
+            self._alone = (claim.job_id, claim.claim_epoch)
+            self._counts.claimed += 1
+            await self._hand_over([claim])
+
+    # Handing back ---------------------------------------------------------------------------------------------------
+
+    def _hand_back_stale(self, now: float) -> None:
+        oldest = self._executor.oldest_waiting
+        if oldest is not None and now - oldest > STALE and self._executor.busy >= self._concurrency:
+            self._executor.mean_seconds = max(self._executor.mean_seconds, STALE)
+            self.hand_back_waiting()
+
+    def hand_back_waiting(self) -> None:
+        """Release every claim whose body has not started; uses no attempt."""
+        for claim, _ in self._executor.take_back():
+            self.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task)
+
+    def release(self, worker_id: UUID, job_id: UUID, claim_epoch: int, task: str = "", delay: float = 0.0) -> None:
+        """Release one claim that has no body."""
+        self._counts.released += 1
+        self._outbox.put(End(worker_id, job_id, claim_epoch, "release", next_outcome_id(), delay=delay, task=task))
+        self._event.set()

@@ -1,0 +1,314 @@
+"""Running bodies: a fixed set of long-lived consumers, each body in a context of its own.
+
+A task, a cancel scope and a timer a job cost three times what a body of nothing costs; consumers cost none of them.
+Each runs jobs inline, one after the other; when control returns to the loop while jobs still wait, the next idle one
+is woken. A body is interrupted by cancelling its consumer's task, and the consumer takes the cancellation back
+(``uncancel``) once the body has ended. Plain functions run in threads, which cannot be stopped: their claim is kept
+until they end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+import types
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from taskq import errors
+from taskq.context import JobContext
+from taskq.policy import ExecutionPolicy
+from taskq.tasks import Task
+from taskq.worker.claims import Claim, Interrupt
+from taskq.worker.disposition import BodyEnd, Interrupted, Raised, Returned
+
+SLICE = 0.005
+"""Seconds that consumers run bodies inline before the loop gets a turn."""
+SWEEP = 0.05
+"""Seconds between looks for bodies past their timeout."""
+
+
+class Running:
+    """One body that runs: who runs it, since when, and why it is being stopped."""
+
+    __slots__ = ("claim", "context", "interrupt", "policy", "started", "task", "thread", "timed_out_at")
+
+    def __init__(self, claim: Claim, policy: ExecutionPolicy, context: JobContext, started: float) -> None:
+        self.claim = claim
+        self.policy = policy
+        self.context = context
+        self.started = started
+        self.task: asyncio.Task[None] | None = None
+        self.thread = False
+        self.interrupt: Interrupt | None = None
+        self.timed_out_at: float | None = None
+
+
+class Executor:
+    """Runs the bodies of claims and hands each end to ``on_end``.
+
+    Args:
+        tasks: The tasks that this worker knows, by name.
+        concurrency: How many bodies run at once.
+        on_end: Called in the loop with the claim, its policy and how the body ended.
+    """
+
+    def __init__(
+        self,
+        tasks: dict[str, Task[..., Any]],
+        concurrency: int,
+        on_end: Callable[[Claim, ExecutionPolicy, BodyEnd], None],
+    ) -> None:
+        self._tasks = tasks
+        self._concurrency = concurrency
+        self._on_end = on_end
+        self._ready: deque[tuple[Claim, ExecutionPolicy]] = deque()
+        self._idle: list[asyncio.Future[None]] = []
+        self._baton = False
+        self._slice_ends = 0.0
+        self._sweeping = False
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self._consumers: list[asyncio.Task[None]] = []
+        self._closing = False
+        self._threads: ThreadPoolExecutor | None = None
+        self.running: dict[UUID, Running] = {}
+        self.mean_seconds = 1.0
+        """A moving mean of how long bodies take."""
+
+    def start(self) -> None:
+        """Start the consumers in the running loop."""
+        self._loop = asyncio.get_running_loop()
+        self._consumers = [
+            self._loop.create_task(self._consume(), name=f"taskq-consumer-{n}") for n in range(self._concurrency)
+        ]
+
+    @property
+    def waiting(self) -> int:
+        """Claims that no consumer has taken yet."""
+        return len(self._ready)
+
+    @property
+    def busy(self) -> int:
+        """Bodies that run."""
+        return len(self.running)
+
+    @property
+    def oldest_waiting(self) -> float | None:
+        """When the claim that waits longest was received, on the loop's clock."""
+        return self._ready[0][0].received if self._ready else None
+
+    def waiting_keys(self) -> set[tuple[UUID, int]]:
+        """Job and epoch of every claim that no consumer has taken yet."""
+        return {(claim.job_id, claim.claim_epoch) for claim, _ in self._ready}
+
+    def put(self, claims: list[tuple[Claim, ExecutionPolicy]]) -> None:
+        """Hand claims to the consumers, in order."""
+        self._ready.extend(claims)
+        self._wake_one()
+
+    def take_back(self) -> list[tuple[Claim, ExecutionPolicy]]:
+        """Take back every claim that no consumer has taken yet."""
+        waiting = list(self._ready)
+        self._ready.clear()
+        return waiting
+
+    async def until_empty(self) -> None:
+        """Return once no body runs."""
+        await self._empty.wait()
+
+    def interrupt(self, job_id: UUID, by: Interrupt, epoch: int | None = None) -> bool:
+        """Stop a body, once; answers whether it runs here.
+
+        A coroutine is cancelled; a function in a thread is only told, through its context. A body that is being
+        stopped already is left to it.
+        """
+        run = self.running.get(job_id)
+        if run is None or (epoch is not None and run.claim.claim_epoch != epoch):
+            return False
+        if by == "cancel":
+            run.context.cancel_requested = True
+        if run.interrupt is None or (run.interrupt == "timeout" and by == "lease"):
+            run.interrupt = by
+            if run.thread:
+                run.context.cancel_requested = True
+            elif run.task is not None:
+                run.task.cancel()
+        return True
+
+    def interrupt_all(self, by: Interrupt) -> None:
+        """Stop every body."""
+        for job_id in list(self.running):
+            self.interrupt(job_id, by)
+
+    def stuck(self) -> list[Running]:
+        """Functions in threads that have outlived their timeout, and cannot be stopped."""
+        return [r for r in self.running.values() if r.thread and r.interrupt == "timeout"]
+
+    async def close(self) -> None:
+        """End the consumers. Bodies that still run are cancelled; call it when none should."""
+        self._closing = True
+        for consumer in self._consumers:
+            consumer.cancel()
+        await asyncio.gather(*self._consumers, return_exceptions=True)
+        if self._threads is not None:
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    # The consumers ----------------------------------------------------------------------------------------------
+
+    def _wake_one(self) -> None:
+        self._baton = False
+        while self._ready and self._idle:
+            waiter = self._idle.pop()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    async def _consume(self) -> None:
+        me = asyncio.current_task()
+        assert me is not None
+        while not self._closing:
+            try:
+                if not self._ready:
+                    waiter = self._loop.create_future()
+                    self._idle.append(waiter)
+                    await waiter
+                    self._slice_ends = self._loop.time() + SLICE
+                    continue
+                now = self._loop.time()
+                if now > self._slice_ends:
+                    await asyncio.sleep(0)
+                    self._slice_ends = self._loop.time() + SLICE
+                    continue
+                claim, policy = self._ready.popleft()
+                if self._ready and self._idle and not self._baton:
+                    self._baton = True
+                    self._loop.call_soon(self._wake_one)
+            except asyncio.CancelledError:
+                if self._closing:
+                    raise
+                # A late cancellation of a body that has ended, or one that cancelled itself: not ours.
+                while me.cancelling():
+                    me.uncancel()
+                continue
+            await self._run(me, claim, policy, now)
+
+    async def _run(self, me: asyncio.Task[None], claim: Claim, policy: ExecutionPolicy, now: float) -> None:
+        task = self._tasks[claim.task]
+        context = JobContext(
+            job_id=claim.job_id,
+            task=claim.task,
+            queue=claim.queue,
+            attempt=claim.attempt + 1,
+            max_attempts=claim.max_attempts,
+            claim_epoch=claim.claim_epoch,
+            generation=claim.generation,
+            worker_id=claim.worker_id,
+            deadline=claim.deadline,
+            meta=claim.meta,
+        )
+        run = Running(claim, policy, context, now)
+        run.task = me
+        self.running[claim.job_id] = run
+        self._empty.clear()
+        end: BodyEnd
+        try:
+            kwargs = task.codec.decode(claim.payload)
+            if policy.timeout is not None:
+                self._sweep_soon()
+            if task.is_async:
+                coro = task.fn(context, **kwargs) if task.takes_context else task.fn(**kwargs)
+                value = await _drive(coro, contextvars.copy_context())
+            else:
+                run.thread = True
+                value = await self._in_thread(run, task, kwargs)
+            end = Returned(task.codec.encode_result(value))
+        except BaseException as exc:
+            if run.interrupt is not None:
+                # Whatever a body raises while it is being stopped, it was stopped.
+                end = Interrupted(run.interrupt)
+            elif not isinstance(exc, asyncio.CancelledError):
+                end = Raised(exc)
+            elif self._closing:
+                raise
+            else:
+                end = Raised(_self_cancelled(exc))
+        finally:
+            del self.running[claim.job_id]
+            if not self.running:
+                self._empty.set()
+            while me.cancelling():
+                me.uncancel()
+        self.mean_seconds += (self._loop.time() - now - self.mean_seconds) * 0.05
+        self._on_end(claim, policy, end)
+
+    async def _in_thread(self, run: Running, task: Task[..., Any], kwargs: dict[str, Any]) -> Any:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="taskq-body")
+        context = contextvars.copy_context()
+
+        def body() -> Any:
+            threading.current_thread().name = f"taskq-body {task.name} {run.claim.job_id}"
+            return context.run(task.fn, run.context, **kwargs) if task.takes_context else context.run(task.fn, **kwargs)
+
+        future = asyncio.wrap_future(self._threads.submit(body), loop=self._loop)
+        while not future.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+            if self._closing and not future.done():
+                raise asyncio.CancelledError
+        return future.result()
+
+    # Timeouts ---------------------------------------------------------------------------------------------------
+
+    def _sweep_soon(self) -> None:
+        if not self._sweeping:
+            self._sweeping = True
+            self._loop.call_later(SWEEP, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeping = False
+        now = self._loop.time()
+        again = False
+        for run in list(self.running.values()):
+            timeout = run.policy.timeout
+            if timeout is None or run.interrupt is not None:
+                continue
+            again = True
+            if now - run.started >= timeout:
+                run.timed_out_at = now
+                self.interrupt(run.claim.job_id, "timeout")
+        if again and not self._closing:
+            self._sweep_soon()
+
+
+def _self_cancelled(exc: BaseException) -> errors.TaskQError:
+    error = errors.TaskQError("the body was cancelled by itself or by something that it awaited, not by taskq")
+    error.__cause__ = exc
+    return error
+
+
+@types.coroutine
+def _drive(coro: Coroutine[Any, Any, Any], context: contextvars.Context) -> Generator[Any, Any, Any]:
+    """Run a body in a context of its own inside the current task; what it awaits is handed on to the loop unchanged."""
+    error: BaseException | None = None
+    value: Any = None
+    while True:
+        try:
+            awaited = context.run(coro.send, value) if error is None else context.run(coro.throw, error)
+        except StopIteration as stop:
+            return stop.value
+        error = None
+        try:
+            value = yield awaited
+        except GeneratorExit:
+            context.run(coro.close)
+            raise
+        except BaseException as exc:
+            error = exc
+            value = None

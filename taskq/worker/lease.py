@@ -1,0 +1,235 @@
+"""The lease thread: renews on a connection of its own, and stops the worker before the database would take its claims.
+
+It runs beside the event loop, so that a blocked loop does not lose the lease of jobs that live; but it renews only
+while the loop and the loop's connections have made progress lately, so that a dead pool beside a healthy thread does
+not hold claims for ever. The deadline that it counts with is the time of *sending* the last renewal that was answered,
+plus the lease, less a margin, on a clock that also counts suspended time.
+
+Two deadlines follow from a lease that cannot be renewed. At the first, bodies are cancelled; at the second, if one has
+not ended, the process exits hard: a thread cannot be stopped, and a body that runs on without a lease would run beside
+its own successor.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import psycopg
+
+from taskq.db.pools import connect_sync
+from taskq.errors import DatabaseUnavailable
+from taskq.telemetry import get_logger
+
+log = get_logger("worker")
+
+EXIT_LEASE_LOST = 75
+"""The process exits with this code when a body still ran as the lease ran out."""
+
+
+def boot_clock() -> float:
+    """Seconds on a clock that never steps and counts the time that the machine was suspended."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One claim that the database says this worker holds."""
+
+    job_id: UUID
+    claim_epoch: int
+    cancel_requested: bool
+    status: str
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The answer to one renewal."""
+
+    worker_id: UUID
+    status: str
+    held: tuple[Held, ...]
+
+
+class Progress:
+    """When the event loop and its connections last did something, written by the loop and read by the thread."""
+
+    def __init__(self) -> None:
+        self.loop_at = boot_clock()
+        self.pool_at = boot_clock()
+
+    def loop(self) -> None:
+        """The loop has turned."""
+        self.loop_at = boot_clock()
+
+    def pool(self) -> None:
+        """A statement of the loop was answered."""
+        self.pool_at = boot_clock()
+
+
+class LeaseKeeper(threading.Thread):
+    """Renews the lease of one worker process.
+
+    Args:
+        dsn: Where to connect.
+        query: The statement that renews, with ``$1`` for the worker's id.
+        lease: Seconds that a renewal lasts.
+        progress: What the loop has done lately.
+        tolerance: Seconds for which a blocked loop, or a silent pool, is tolerated.
+        bodies: How many bodies run; read from this thread.
+        on_renewed: Called in this thread with each answer.
+        on_expiring: Called in this thread when the first deadline passes without a renewal.
+    """
+
+    def __init__(
+        self,
+        *,
+        dsn: str,
+        query: str,
+        lease: float,
+        progress: Progress,
+        tolerance: float,
+        bodies: Callable[[], int],
+        on_renewed: Callable[[Renewal], None],
+        on_expiring: Callable[[], None],
+    ) -> None:
+        super().__init__(name="taskq-lease", daemon=True)
+        self._dsn = dsn
+        self._query = query
+        self._lease = lease
+        self._progress = progress
+        self._tolerance = tolerance
+        self._bodies = bodies
+        self._on_renewed = on_renewed
+        self._on_expiring = on_expiring
+        self._conn: psycopg.Connection[Any] | None = None
+        self._halt = threading.Event()
+        self._now = threading.Event()
+        self._worker_id: UUID | None = None
+        self._deadline = 0.0
+        self._expiring = False
+        self._blocked_reported = False
+        self._loop_thread = threading.get_ident()
+
+    def hold(self, worker_id: UUID, sent_at: float) -> None:
+        """Renew for this registration, whose lease began when its registration was sent (on ``boot_clock``)."""
+        self._worker_id = worker_id
+        self._deadline = sent_at + self._lease
+        self._expiring = False
+        self._now.set()
+
+    @property
+    def soft_margin(self) -> float:
+        """Seconds before the end of the lease at which bodies are cancelled."""
+        return min(self._lease / 4, 5.0)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds until this worker must have stopped, as far as it knows."""
+        return self._deadline - boot_clock()
+
+    def renew_soon(self) -> None:
+        """Renew now instead of at the next turn."""
+        self._now.set()
+
+    def halt(self) -> None:
+        """End the thread. The lease is left to run out, or to ``stop_worker``."""
+        self._halt.set()
+        self._now.set()
+
+    def run(self) -> None:
+        """Renew three times a lease, and watch the deadlines."""
+        interval = self._lease / 3
+        next_renewal = 0.0
+        while not self._halt.is_set():
+            now = boot_clock()
+            asked = self._now.is_set()
+            self._now.clear()
+            if self._worker_id is not None:
+                self._watch(now)
+                if (asked or now >= next_renewal) and self._may_renew(now):
+                    next_renewal = now + (interval if self._renew(self._worker_id) else min(interval, 1.0) / 4)
+            self._now.wait(min(interval, 1.0) / 4)
+        if self._conn is not None:
+            with suppress(Exception):
+                self._conn.close()
+
+    def _may_renew(self, now: float) -> bool:
+        blocked = now - self._progress.loop_at
+        if blocked > min(self._lease / 2, 2.0) and not self._blocked_reported:
+            self._blocked_reported = True
+            frame = sys._current_frames().get(self._loop_thread)
+            stack = "".join(traceback.format_stack(frame)[-6:]) if frame else ""
+            log.warning("loop.blocked", seconds=round(blocked, 1), tolerated=self._tolerance, stack=stack)
+        elif blocked < 1.0:
+            self._blocked_reported = False
+        return blocked <= self._tolerance and now - self._progress.pool_at <= self._tolerance
+
+    def _renew(self, worker_id: UUID) -> bool:
+        sent_at = boot_clock()
+        try:
+            if self._conn is None or self._conn.closed:
+                self._conn = connect_sync(
+                    self._dsn,
+                    name="taskq lease",
+                    connect_timeout=max(2, int(self._lease / 3)),
+                    prepare_threshold=None,
+                    cursor_factory=psycopg.RawCursor,
+                    # Without an answer for this long, the kernel gives the connection up.
+                    tcp_user_timeout=int(self._lease * 500),
+                    keepalives_idle=max(1, int(self._lease / 3)),
+                    options=f"-c statement_timeout={max(1000, int(self._lease * 400))}",
+                )
+            rows = self._conn.execute(self._query, (worker_id,)).fetchall()
+        except (psycopg.Error, DatabaseUnavailable) as exc:
+            log.warning(
+                "lease.not_renewed",
+                error=str(exc).splitlines()[0] if str(exc) else type(exc).__name__,
+                remaining=round(self._deadline - boot_clock(), 1),
+            )
+            if self._conn is not None:
+                with suppress(Exception):
+                    self._conn.close()
+                self._conn = None
+            return False
+        if worker_id != self._worker_id:
+            return True
+        status = str(rows[0][0])
+        held = tuple(Held(r[1], r[2], bool(r[3]), str(r[0])) for r in rows[1:])
+        if status in ("live", "draining"):
+            self._deadline = sent_at + self._lease
+            self._expiring = False
+        else:
+            # Lost or absent: there is nothing to renew until the loop registers anew.
+            self._worker_id = None
+        self._on_renewed(Renewal(worker_id, status, held))
+        return True
+
+    def _watch(self, now: float) -> None:
+        if now < self._deadline - self.soft_margin:
+            return
+        if not self._expiring:
+            self._expiring = True
+            log.error("lease.expiring", bodies=self._bodies(), seconds_left=round(self._deadline - now, 1))
+            self._on_expiring()
+        if now >= self._deadline - self.soft_margin / 4 and self._bodies() > 0:
+            log.critical(
+                "lease.lost",
+                bodies=self._bodies(),
+                exit_code=EXIT_LEASE_LOST,
+                reason="a body still ran as the lease ran out",
+            )
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(Exception):
+                    stream.flush()
+            os._exit(EXIT_LEASE_LOST)

@@ -1,0 +1,96 @@
+"""What one worker at a time does for all: lost workers, deadlines, keys, partitions, retention.
+
+Every worker looks a few times a lease at the leader's row, and one holds it. Each duty is bounded and idempotent, and
+depends on nothing held in memory, so a leader that dies in the middle is simply followed by the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Mapping
+from uuid import UUID
+
+import asyncpg
+
+from taskq.telemetry import get_logger
+from taskq.worker.connection import DATABASE_ERRORS, Connection
+
+log = get_logger("maintenance")
+
+LONGEST_PAUSE = 5.0
+PRUNE_EVERY = 60.0
+PARTITIONS_EVERY = 1800.0
+
+
+class Maintenance:
+    """One worker's share in the upkeep.
+
+    Args:
+        queries: The named statements of ``db/sql/worker.sql``.
+        conn: A connection for the upkeep alone.
+        lease: Seconds; the leader's lease lasts as long.
+    """
+
+    def __init__(self, queries: Mapping[str, str], conn: Connection, lease: float) -> None:
+        self._sql = queries
+        self._conn = conn
+        self._lease = lease
+        self._prune_at = 0.0
+        self._partitions_at = 0.0
+        self.worker_id: UUID | None = None
+        self.is_leader = False
+
+    async def run(self) -> None:
+        """Look, and lead if it falls to this worker, until cancelled."""
+        while True:
+            pause = min(self._lease / 3, LONGEST_PAUSE)
+            try:
+                if self.worker_id is not None:
+                    await self._turn(self.worker_id)
+            except DATABASE_ERRORS as exc:
+                self.is_leader = False
+                await self._conn.pause_after_failure(exc)
+            await asyncio.sleep(pause * (0.9 + random.random() / 5))
+
+    async def resign(self) -> None:
+        """Give the role back, if this worker has it."""
+        if self.is_leader and self.worker_id is not None:
+            self.is_leader = False
+            await self._conn.fetch(self._sql["resign"], self.worker_id)
+
+    async def _turn(self, worker_id: UUID) -> None:
+        [row] = await self._conn.fetch(self._sql["lead"], worker_id, self._lease)
+        if row["is_leader"] != self.is_leader:
+            self.is_leader = row["is_leader"]
+            log.info("leader.taken" if self.is_leader else "leader.lost", worker_id=worker_id)
+        if not self.is_leader:
+            return
+        if not row["quiet"]:
+            for lost in await self._conn.fetch(self._sql["mark_lost"]):
+                log.warning("worker.lost", worker_id=lost["worker_id"])
+        # Also when nobody was just declared lost: a leader before may have died between the two.
+        while settled := await self._conn.fetch(self._sql["settle_lost"]):
+            for job in settled:
+                log.warning("job.settled", job_id=job["job_id"], became=job["settled"], reason="worker_lost")
+        while (await self._conn.fetch(self._sql["sweep"]))[0]["n"]:
+            pass
+        now = asyncio.get_running_loop().time()
+        if now >= self._prune_at:
+            while (await self._conn.fetch(self._sql["prune"]))[0]["n"]:
+                pass
+            self._prune_at = now + PRUNE_EVERY
+        if now >= self._partitions_at:
+            await self._partitions()
+            self._partitions_at = now + PARTITIONS_EVERY
+
+    async def _partitions(self) -> None:
+        made = (await self._conn.fetch(self._sql["ensure_partitions"]))[0]["n"]
+        if made:
+            log.info("partitions.made", n=made)
+        try:
+            while (name := (await self._conn.fetch(self._sql["drop_expired_partition"]))[0]["name"]) is not None:
+                log.info("partition.dropped", name=name)
+        except asyncpg.LockNotAvailableError:
+            # A long reader is at it; the next turn tries again, and nobody queues up behind us meanwhile.
+            log.info("partition.busy")

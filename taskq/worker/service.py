@@ -1,0 +1,491 @@
+"""The worker as a whole: it boots, runs its parts, and stops in good order.
+
+Stopping: the first signal drains (nothing more is claimed, bodies go on, lease and cancel are still served); what
+still runs when the grace is over is interrupted and handed back without using an attempt. A second signal, at least a
+second later, ends the grace at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from taskq import errors, migrate
+from taskq.db.queries import load
+from taskq.policy import FORMAT, ExecutionPolicy
+from taskq.tasks import Task
+from taskq.telemetry import get_logger
+from taskq.version import CAPABILITY_LEVEL, __version__
+from taskq.worker.claims import Claim, Counts, End
+from taskq.worker.complete import Outbox, next_outcome_id
+from taskq.worker.connection import DATABASE_ERRORS, Connection
+from taskq.worker.disposition import BodyEnd, Interrupted, decide
+from taskq.worker.exchange import Exchanger
+from taskq.worker.execute import Executor
+from taskq.worker.lease import LeaseKeeper, Progress, Renewal
+from taskq.worker.maintenance import Maintenance
+from taskq.worker.policies import PolicyCache
+from taskq.worker.registration import Identity, Registration
+from taskq.worker.wake import Listener
+
+log = get_logger("worker")
+
+EXIT_OK = 0
+EXIT_NOT_FLUSHED = 1
+"""Outcomes were left that the database had not confirmed."""
+EXIT_STUCK = 76
+"""A function in a thread outlived its timeout; the process must end to end it, and should be started again."""
+
+TICK = 0.25
+SURVEY_EVERY = 5.0
+SECOND_SIGNAL_AFTER = 1.0
+"""Signals closer together than this are one: some supervisors send each twice."""
+THREAD_PATIENCE = 1.0
+"""Seconds that bodies which were told to stop are waited for, before the process ends without them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerOptions:
+    """How a worker works.
+
+    Attributes:
+        queues: The queues to serve; empty means those of the registered tasks.
+        concurrency: How many bodies run at once.
+        lease: Seconds after the last renewal at which the worker's claims are taken from it.
+        grace: Seconds that running bodies get to end after the first signal to stop.
+        poll_interval: Seconds between looks for work while idle; at most 1 is advised.
+        tolerance: Seconds for which a blocked event loop does not cost the lease.
+        name: What people call it; by default host and process id.
+        listen: Whether to LISTEN for notifications; polling alone works too.
+    """
+
+    queues: tuple[str, ...] = ()
+    concurrency: int = 50
+    lease: float = 15.0
+    grace: float = 25.0
+    poll_interval: float = 1.0
+    tolerance: float = 30.0
+    name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
+    listen: bool = True
+
+    def __post_init__(self) -> None:
+        for what, value, low in (
+            ("concurrency", self.concurrency, 1),
+            ("lease", self.lease, 1),
+            ("grace", self.grace, 0),
+        ):
+            if value < low:
+                raise errors.ConfigurationError(f"{what} is {value}; it must be at least {low}")
+        if not 0.01 <= self.poll_interval <= 60:
+            raise errors.ConfigurationError(
+                f"poll_interval is {self.poll_interval}; it must be from 0.01 to 60 seconds"
+            )
+
+
+class Worker:
+    """One worker in this process.
+
+    Args:
+        tasks: The tasks that it knows, by name.
+        dsn: The database.
+        schema: taskq's schema there.
+        options: How it works.
+    """
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Task[..., Any]],
+        dsn: str,
+        schema: str = "taskq",
+        options: WorkerOptions | None = None,
+    ) -> None:
+        self.options = options or WorkerOptions()
+        self._tasks = dict(tasks)
+        if not self._tasks:
+            raise errors.ConfigurationError("the app has no tasks, so a worker has nothing to run; register some first")
+        self._dsn = dsn
+        self._schema = schema
+        self._queues = self.options.queues or tuple(sorted({t.policy.queue for t in self._tasks.values()}))
+        self.counts = Counts()
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._first_stop = 0.0
+        self._abandoned: set[tuple[UUID, int]] = set()
+        self._reported_unknown: set[str] = set()
+        self.abandoned_threads = False
+        """Whether bodies were left running that could not be stopped: the process should end at once."""
+        self.ready = asyncio.Event()
+        """Set once the worker is registered and claims."""
+
+    @property
+    def worker_id(self) -> UUID | None:
+        """The current registration."""
+        return self._registration.worker_id if hasattr(self, "_registration") else None
+
+    def stop(self) -> None:
+        """Drain and stop; called again at least a second later, stop at once. For signal handlers."""
+        now = asyncio.get_running_loop().time()
+        if not self._stop.is_set():
+            self._first_stop = now
+            self._stop.set()
+        elif now - self._first_stop >= SECOND_SIGNAL_AFTER:
+            self._force.set()
+
+    async def run(self, *, signals: bool = False) -> int:
+        """Work until stopped.
+
+        Args:
+            signals: Whether SIGTERM and SIGINT stop it.
+
+        Returns:
+            The exit code: 0, ``EXIT_STUCK`` or ``EXIT_NOT_FLUSHED``.
+
+        Raises:
+            MigrationError: The schema is behind or ahead of this code.
+            OSError, asyncpg.PostgresError: The database cannot be reached at boot.
+        """
+        loop = asyncio.get_running_loop()
+        if signals:
+            for sig in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(sig, self.stop)
+        await asyncio.to_thread(migrate.check_compatible, self._dsn, self._schema)
+        self._build()
+        try:
+            await self._boot()
+            return await self._serve()
+        finally:
+            await self._close()
+            if signals:
+                for sig in (signal.SIGTERM, signal.SIGINT):
+                    loop.remove_signal_handler(sig)
+
+    # Building and booting -----------------------------------------------------------------------------------------
+
+    def _build(self) -> None:
+        options = self.options
+        self._loop = asyncio.get_running_loop()
+        self._sql = load("worker", self._schema)
+        self._progress = Progress()
+        pool = self._progress.pool
+        self._conn = Connection(self._dsn, "taskq exchange", on_progress=pool)
+        self._side = Connection(self._dsn, "taskq side", on_progress=pool)
+        self._upkeep = Connection(self._dsn, "taskq maintenance", timeout=120)
+        self._outbox = Outbox()
+        self._executor = Executor(self._tasks, options.concurrency, self._ended)
+        self._exchanger = Exchanger(
+            queries=self._sql,
+            conn=self._conn,
+            executor=self._executor,
+            outbox=self._outbox,
+            tasks=sorted(self._tasks),
+            queues=list(self._queues),
+            concurrency=options.concurrency,
+            poll_interval=options.poll_interval,
+            policies=PolicyCache(self._sql, self._tasks),
+            counts=self.counts,
+            on_lease_refused=self._lease_refused,
+        )
+        self._maintenance = Maintenance(self._sql, self._upkeep, options.lease)
+        self._registration = Registration(
+            identity=Identity(
+                name=options.name,
+                hostname=socket.gethostname(),
+                pid=os.getpid(),
+                queues=tuple(self._queues),
+                tasks=tuple(sorted(self._tasks)),
+                concurrency=options.concurrency,
+                capability_level=CAPABILITY_LEVEL,
+                version=__version__,
+                lease=options.lease,
+            ),
+            queries=self._sql,
+            conn=self._side,
+            executor=self._executor,
+            exchanger=self._exchanger,
+            outbox=self._outbox,
+            on_registered=self._registered,
+        )
+        self._keeper = LeaseKeeper(
+            dsn=self._dsn,
+            query=self._sql["renew"],
+            lease=options.lease,
+            progress=self._progress,
+            tolerance=options.tolerance,
+            bodies=lambda: self._executor.busy,
+            on_renewed=self._from_thread_renewed,
+            on_expiring=lambda: self._from_thread(self._registration.expiring),
+        )
+        self._background: list[asyncio.Task[None]] = []
+
+    async def _boot(self) -> None:
+        await self._publish()
+        worker_id = await self._registration.register()
+        self._registration.keeper = self._keeper
+        self._keeper.hold(worker_id, self._progress.pool_at)
+        self._keeper.start()
+        self._executor.start()
+        create = self._loop.create_task
+        self._main = create(self._exchanger.run(), name="taskq-exchange")
+        self._background = [
+            create(self._tick(), name="taskq-tick"),
+            create(self._survey(), name="taskq-survey"),
+            create(self._maintenance.run(), name="taskq-maintenance"),
+        ]
+        if self.options.listen:
+            listener = Listener(self._dsn, self._schema, self._queues, self._exchanger.notified, self._cancel_requested)
+            self._background.append(create(listener.run(), name="taskq-listen"))
+        log.info(
+            "worker.started",
+            worker_id=worker_id,
+            name=self.options.name,
+            queues=",".join(self._queues),
+            tasks=len(self._tasks),
+            concurrency=self.options.concurrency,
+        )
+        self.ready.set()
+
+    async def _publish(self) -> None:
+        for task in self._tasks.values():
+            policy = task.policy
+            await self._side.fetch(self._sql["ensure_policy"], policy.id, FORMAT, json.dumps(policy.spec()))
+            await self._side.fetch(
+                self._sql["publish_task"],
+                None,
+                task.name,
+                policy.queue,
+                policy.priority,
+                policy.retry.max_attempts,
+                policy.effect_class,
+                policy.id,
+                task.required_worker_schema,
+            )
+
+    def _registered(self, worker_id: UUID) -> None:
+        self._maintenance.worker_id = worker_id
+
+    # While it runs --------------------------------------------------------------------------------------------------
+
+    async def _serve(self) -> int:
+        stop = self._loop.create_task(self._stop.wait())
+        stuck = self._loop.create_task(self._watch_stuck())
+        try:
+            await asyncio.wait([stop, stuck, self._main, *self._background], return_when=asyncio.FIRST_COMPLETED)
+            if stuck.done() and not stuck.cancelled() and stuck.exception() is None:
+                return EXIT_STUCK if await self._flush() else EXIT_NOT_FLUSHED
+            parts: list[asyncio.Task[None]] = [stuck, self._main, *self._background]
+            for part in parts:
+                if part.done():
+                    # A part never ends by itself: this is a defect of ours, and better a dead worker than a half one.
+                    part.result()
+                    raise RuntimeError(f"{part.get_name()} ended by itself")
+            return await self._drain()
+        finally:
+            stop.cancel()
+            stuck.cancel()
+            await asyncio.gather(stop, stuck, return_exceptions=True)
+
+    async def _drain(self) -> int:
+        log.info("worker.draining", worker_id=self.worker_id, bodies=self._executor.busy, grace=self.options.grace)
+        self._registration.may_claim = False
+        self._exchanger.claiming = False
+        self._exchanger.hand_back_waiting()
+        with suppress(*DATABASE_ERRORS):
+            await self._side.fetch(self._sql["drain_worker"], self.worker_id)
+        if not await self._bodies_end(self.options.grace, until=self._force):
+            log.warning("worker.grace_over", bodies=self._executor.busy)
+            self._executor.interrupt_all("shutdown")
+            if not await self._bodies_end(THREAD_PATIENCE):
+                self._abandon()
+        return EXIT_OK if await self._flush() else EXIT_NOT_FLUSHED
+
+    async def _bodies_end(self, within: float, until: asyncio.Event | None = None) -> bool:
+        """Wait until no body runs; False when the time is over, or ``until`` is set, before."""
+        waits: list[asyncio.Task[Any]] = [self._loop.create_task(self._executor.until_empty())]
+        if until is not None:
+            waits.append(self._loop.create_task(until.wait()))
+        await asyncio.wait(waits, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return not self._executor.busy
+
+    def _abandon(self) -> None:
+        """Hand back bodies that will not end. They start again a second from now, when this process is gone."""
+        self.abandoned_threads = True
+        for run in list(self._executor.running.values()):
+            claim = run.claim
+            log.warning("job.abandoned", job_id=claim.job_id, task=claim.task, reason="the body could not be stopped")
+            self._abandoned.add((claim.job_id, claim.claim_epoch))
+            self._exchanger.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task, delay=1.0)
+
+    async def _flush(self) -> bool:
+        """Wait until every end is confirmed; False when the database does not answer for a whole lease."""
+        deadline = self._loop.time() + max(5.0, self.options.lease)
+        while self._outbox.pending:
+            self._exchanger.nudge()
+            if self._loop.time() > deadline or self._main.done():
+                log.error("worker.outcomes_not_sent", outcomes=self._outbox.pending)
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    async def _watch_stuck(self) -> None:
+        """Return once nothing is left but threads that have outlived their timeout, with their ends in the outbox."""
+        while True:
+            await asyncio.sleep(TICK)
+            now = self._loop.time()
+            stuck = [
+                r
+                for r in self._executor.stuck()
+                if r.timed_out_at is not None and now - r.timed_out_at > THREAD_PATIENCE
+            ]
+            if not stuck:
+                if not self._exchanger.claiming and self._stuck_since is not None:
+                    self._stuck_since = None
+                    self._exchanger.claiming = self._registration.may_claim
+                    self._exchanger.nudge()
+                continue
+            if self._stuck_since is None:
+                self._stuck_since = now
+                log.error(
+                    "worker.stuck_thread",
+                    jobs=",".join(str(r.claim.job_id) for r in stuck),
+                    exit_code=EXIT_STUCK,
+                    action="draining, then exit: a thread cannot be stopped",
+                )
+            self._exchanger.claiming = False
+            self._exchanger.hand_back_waiting()
+            if self._executor.busy > len(stuck):
+                continue
+            self.abandoned_threads = True
+            for run in stuck:
+                claim = run.claim
+                decided = decide(claim, run.policy, Interrupted("timeout"))
+                self._abandoned.add((claim.job_id, claim.claim_epoch))
+                self._outbox.put(
+                    End(
+                        claim.worker_id,
+                        claim.job_id,
+                        claim.claim_epoch,
+                        decided.outcome,
+                        next_outcome_id(),
+                        None,
+                        decided.error_text,
+                        max(decided.delay, 1.0),
+                        claim.task,
+                    )
+                )
+            self._exchanger.nudge()
+            return
+
+    _stuck_since: float | None = None
+
+    def _ended(self, claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> None:
+        if self._abandoned and (claim.job_id, claim.claim_epoch) in self._abandoned:
+            return
+        decided = decide(claim, policy, end)
+        outcome = decided.outcome
+        if outcome == "succeeded":
+            self.counts.succeeded += 1
+        else:
+            self._tell(claim, outcome, decided.error, decided.delay)
+        self._outbox.put(
+            End(
+                claim.worker_id,
+                claim.job_id,
+                claim.claim_epoch,
+                outcome,
+                next_outcome_id(),
+                decided.result,
+                decided.error_text,
+                decided.delay,
+                claim.task,
+            )
+        )
+        self._exchanger.nudge()
+
+    def _tell(self, claim: Claim, outcome: str, error: dict[str, Any] | None, delay: float) -> None:
+        about = {"job_id": claim.job_id, "task": claim.task, "claim_epoch": claim.claim_epoch}
+        said = {} if error is None else {"error": f"{error.get('type')}: {error.get('message')}"}
+        if outcome == "failed":
+            self.counts.failed += 1
+            log.error("job.failed", **about, attempt=claim.attempt + 1, **said)
+        elif outcome == "cancelled":
+            self.counts.cancelled += 1
+            log.info("job.cancelled", **about)
+        elif outcome == "release":
+            self.counts.released += 1
+            log.info("job.released", **about)
+        else:
+            self.counts.retried += 1
+            log.warning(f"job.{outcome}", **about, attempt=claim.attempt + 1, again_in=round(delay, 3), **said)
+
+    async def _tick(self) -> None:
+        while True:
+            self._progress.loop()
+            await asyncio.sleep(TICK)
+
+    async def _survey(self) -> None:
+        while True:
+            try:
+                rows = await self._side.fetch(self._sql["survey"], list(self._queues), sorted(self._tasks))
+            except DATABASE_ERRORS as exc:
+                await self._side.pause_after_failure(exc)
+                continue
+            self._exchanger.suspects_wait(any(row["kind"] == "suspect" for row in rows))
+            for row in rows:
+                if row["kind"] == "unknown_task" and row["name"] not in self._reported_unknown:
+                    self._reported_unknown.add(row["name"])
+                    log.warning(
+                        "task.unknown",
+                        task=row["name"],
+                        waiting=row["n"],
+                        hint="left alone; start a worker whose app registers it",
+                    )
+            await asyncio.sleep(SURVEY_EVERY)
+
+    # News from other threads and sessions ---------------------------------------------------------------------------
+
+    def _from_thread(self, call: Any, *args: Any) -> None:
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def _from_thread_renewed(self, renewal: Renewal) -> None:
+        self._from_thread(self._registration.renewed, renewal)
+
+    def _lease_refused(self) -> None:
+        self._keeper.renew_soon()
+
+    def _cancel_requested(self, worker_id: UUID, job_id: UUID, claim_epoch: int) -> None:
+        if worker_id == self.worker_id:
+            self._executor.interrupt(job_id, "cancel", claim_epoch)
+
+    # The end --------------------------------------------------------------------------------------------------------
+
+    async def _close(self) -> None:
+        self._exchanger.close()
+        parts = [p for p in (getattr(self, "_main", None), *self._background) if p is not None]
+        for part in parts:
+            part.cancel()
+        await asyncio.gather(*parts, return_exceptions=True)
+        await self._registration.close()
+        await self._executor.close()
+        with suppress(*DATABASE_ERRORS):
+            await self._maintenance.resign()
+            if self.worker_id is not None and self._side.is_open:
+                await self._side.fetch(self._sql["stop_worker"], self.worker_id)
+        if self._keeper.is_alive():
+            self._keeper.halt()
+            await asyncio.to_thread(self._keeper.join, 5.0)
+        for conn in (self._conn, self._side, self._upkeep):
+            await conn.close()
+        log.info(
+            "worker.stopped", worker_id=self.worker_id, **{k: getattr(self.counts, k) for k in self.counts.__slots__}
+        )
