@@ -37,7 +37,7 @@ create table {{schema}}.jobs (
     when 'pending' then claimed_by is null and claimed_at is null and held_reason is null
     when 'running' then claimed_by is not null and claimed_at is not null and claim_epoch > 0 and held_reason is null
     when 'unknown' then claimed_by is not null and claimed_at is not null and claim_epoch > 0 and held_reason is null
-    when 'held' then claimed_by is null and claimed_at is null and held_reason in ('signal', 'limit', 'ordering', 'paused')
+    when 'held' then claimed_by is null and claimed_at is null and held_reason is not null and held_reason in ('signal', 'limit', 'ordering', 'paused')
     else false end),
   constraint jobs_effect_class check (case effect_class when 'idempotent' then true when 'pure' then true when 'side_effecting' then true else false end),
   constraint jobs_counters check (priority between 0 and 9 and max_attempts >= 1 and claim_epoch >= 0 and attempt >= 0
@@ -130,7 +130,7 @@ create table {{schema}}.history (
     when 'succeeded' then case outcome when 'succeeded' then true when 'resolved' then true else false end
     when 'failed' then true when 'cancelled' then true else false end),
   constraint history_attempt_whole check (case when worker_id is null then outcome is null and claimed_at is null
-    else claim_epoch > 0 and claimed_at is not null and outcome in ('succeeded', 'failed', 'cancelled', 'retry_after', 'snoozed', 'released', 'lost', 'resolved') end)
+    else claim_epoch > 0 and claimed_at is not null and outcome is not null and outcome in ('succeeded', 'failed', 'cancelled', 'retry_after', 'snoozed', 'released', 'lost', 'resolved') end)
 ) partition by range (finished_at);
 create index history_not_succeeded on {{schema}}.history (finished_at, task) where status <> 'succeeded';
 

@@ -39,7 +39,8 @@ create trigger transition_listed before update of status, claimed_by on {{schema
 
 -- A job is born pending or held, without a claim; one that is reopened keeps its epoch and has a higher generation.
 create trigger birth_listed before insert on {{schema}}.jobs for each row
-  when (new.status not in ('pending', 'held') or new.claimed_by is not null or new.attempt <> 0
+  when (new.status not in ('pending', 'held') or new.claimed_by is not null
+     or greatest(new.attempt, new.recoveries, new.retry_afters, new.snoozes, new.releases) <> 0
      or (new.generation = 0 and (new.claim_epoch <> 0 or new.pruned_attempts <> 0)))
   execute function {{schema}}.refuse('WF003', 'a job starts pending or held, unclaimed and with its counters at zero',
     'Enqueue through taskq.enqueue, reopen through taskq.retry.');
@@ -56,9 +57,13 @@ begin
     raise exception using errcode = 'WF003', message = format('a reopened job must bring its record with it: %s', new.id),
       detail = jsonb_build_object('job_id', new.id)::text, hint = 'Reopen it through taskq.retry.';
   end if;
+  if exists (select from {{schema}}.ledger l where l.job_id = new.id and (l.outcome = 'succeeded' or l.outcome = 'resolved' and l.error is null)) then
+    raise exception using errcode = 'WF003', message = format('a job that has succeeded is not reopened: %s', new.id),
+      detail = jsonb_build_object('job_id', new.id)::text, hint = 'Enqueue a new job to do the work again.';
+  end if;
   return new;
 end $$;
-comment on function {{schema}}.check_birth() is 'Trigger: refuses to reopen a job that still stands in history, or whose attempts are not on record.';
+comment on function {{schema}}.check_birth() is 'Trigger: refuses to reopen a job that still stands in history, that has succeeded, or whose attempts are not on record.';
 create trigger reopening_moves before insert on {{schema}}.jobs for each row
   when (new.generation > 0) execute function {{schema}}.check_birth();
 
@@ -72,7 +77,7 @@ create trigger history_append_only before update on {{schema}}.history for each 
   when ((to_jsonb(old) - 'pruned_attempts') is distinct from (to_jsonb(new) - 'pruned_attempts')
      or new.pruned_attempts < old.pruned_attempts)
   execute function {{schema}}.refuse('WF004', 'history is append-only', 'Reopen a finished job with taskq.retry.');
-create trigger ledger_append_only before update on {{schema}}.ledger for each row
+create trigger ledger_append_only before update or delete on {{schema}}.ledger for each row
   execute function {{schema}}.refuse('WF004', 'the ledger is append-only', 'An ended attempt stays as it was recorded.');
 create trigger audit_append_only before update or delete on {{schema}}.audit for each row
   execute function {{schema}}.refuse('WF004', 'the audit is append-only', 'Write another row.');

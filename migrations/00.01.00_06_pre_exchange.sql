@@ -21,14 +21,14 @@ declare
 begin
   if p_outcomes && array['retry', 'retry_after', 'snooze', 'release'] then
     -- Lock first: the update below decides on the locked rows, so a cancel that commits meanwhile is seen.
-    perform from {{schema}}.jobs j where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status = 'running' order by j.id for update;
+    perform from {{schema}}.jobs j where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown') order by j.id for update;
     v_now := {{schema}}.now();
     with ends as materialized (
       select * from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids, p_errors, p_delays) as e(id, epoch, outcome, outcome_id, error, delay)
        where e.outcome in ('retry', 'retry_after', 'snooze', 'release')),
     attempt as materialized (
       select j.id, j.claimed_at, j.effect_started_at from {{schema}}.jobs j
-       where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status = 'running'
+       where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown')
          and ((j.id, j.claim_epoch) in (select e.id, e.epoch from ends e)) is true
          and j.cancel_requested_at is null),
     back as (
@@ -39,7 +39,7 @@ begin
           releases = j.releases + (e.outcome = 'release')::int,
           run_at = case when e.outcome = 'release' then j.run_at else v_now + make_interval(secs => e.delay) end
         from ends e join attempt a on a.id = e.id
-       where j.id = any(p_ids) and j.id = e.id and (j.claimed_by = p_worker) is true and j.claim_epoch = e.epoch and j.status = 'running'
+       where j.id = any(p_ids) and j.id = e.id and (j.claimed_by = p_worker) is true and j.claim_epoch = e.epoch and j.status in ('running', 'unknown')
          and (e.outcome = 'release' or j.deadline is null or v_now + make_interval(secs => e.delay) <= j.deadline)
          and (e.outcome <> 'retry' or j.attempt + 1 < j.max_attempts)
       returning j.id, j.claim_epoch, j.attempt, j.generation, j.queue, a.claimed_at, a.effect_started_at, e.outcome, e.outcome_id, e.error),
@@ -55,8 +55,11 @@ begin
     end if;
   end if;
 
+  -- Told twice in one call, an attempt ends once, as told first.
   with ends as materialized (
-    select * from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids, p_results, p_errors) as e(id, epoch, outcome, outcome_id, result, error)),
+    select distinct on (e.id, e.epoch) e.*
+      from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids, p_results, p_errors) with ordinality as e(id, epoch, outcome, outcome_id, result, error, n)
+     order by e.id, e.epoch, e.n),
   gone as (
     delete from {{schema}}.jobs j
      where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown')
@@ -66,7 +69,7 @@ begin
   decided as (
     select g.*, e.outcome_id, e.result, e.error as given, e.outcome as told,
            case when e.outcome = 'succeeded' then 'succeeded' when g.cancel_requested_at is not null then 'cancelled' else 'failed' end as final
-      from gone g join ends e on e.id = g.id)
+      from gone g join ends e on e.id = g.id and e.epoch = g.claim_epoch)
   insert into {{schema}}.history (id, finished_at, run_at, created_at, claimed_at, claim_epoch, worker_id, outcome_id, deadline, cancel_requested_at,
       effect_started_at, attempt, max_attempts, recoveries, retry_afters, snoozes, releases, generation, pruned_attempts, required_worker_schema,
       priority, status, outcome, effect_class, queue, task, policy_id, unique_scope, unique_key, payload, result, error, tags, meta)

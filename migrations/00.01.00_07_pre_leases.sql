@@ -75,6 +75,8 @@ declare
   v_timeline integer := (select c.timeline_id from pg_control_checkpoint() c);
   v_quiet timestamptz;
 begin
+  -- A role whose row is gone starts anew, quiet for one lease.
+  insert into {{schema}}.leader values (p_role, null, '-infinity', {{schema}}.now(), '-infinity', 0, '-infinity') on conflict do nothing;
   select * into v_row from {{schema}}.leader l where l.role = p_role for update;
   v_now := {{schema}}.now();
   v_quiet := v_row.quiet_until;

@@ -56,8 +56,14 @@ declare
   v_now timestamptz;
   v_holder uuid;
 begin
-  select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
-  if found then
+  -- It may be reopened by somebody else while we wait for its row in history: then look again.
+  for i in 1 .. 5 loop
+    select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
+    exit when found;
+    select * into v_old from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day' for update;
+    exit when found or not exists (select from {{schema}}.jobs j where j.id = job_id);
+  end loop;
+  if v_job.id is not null then
     if v_job.status <> 'pending' then
       raise exception using errcode = 'WF012', message = format('job %s is %s, not finished', job_id, v_job.status),
         detail = jsonb_build_object('job_id', job_id, 'status', v_job.status)::text,
@@ -68,8 +74,7 @@ begin
     perform {{schema}}.note('retry', job_id::text, actor, reason, jsonb_build_object('answer', 'due', 'run_at', v_job.run_at));
     return 'due';
   end if;
-  select * into v_old from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day' for update;
-  if not found then
+  if v_old.id is null then
     raise exception using errcode = 'WF011', message = format('there is no job %s', job_id),
       detail = jsonb_build_object('job_id', job_id)::text, hint = 'Check the id; retention may have dropped it.';
   end if;

@@ -91,6 +91,20 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _T(
         "unknown", "cancelled", "operator", "resolve", "resolved", None, "decided: it did not happen, and was cancelled"
     ),
+    _T(
+        "unknown",
+        "failed",
+        "worker",
+        "end_attempts",
+        "retry_after",
+        "retry_afters",
+        "its own late end past the deadline",
+    ),
+    _T("unknown", "failed", "worker", "end_attempts", "snoozed", "snoozes", "its own late end past the deadline"),
+    _T("unknown", "pending", "worker", "end_attempts", "failed", "attempt", "its own late end: the body failed"),
+    _T("unknown", "pending", "worker", "end_attempts", "retry_after", "retry_afters", "its own late end: RetryAfter"),
+    _T("unknown", "pending", "worker", "end_attempts", "snoozed", "snoozes", "its own late end: Snooze"),
+    _T("unknown", "pending", "worker", "end_attempts", "released", "releases", "its own late end: handed back"),
     _T("unknown", "pending", "operator", "resolve", "resolved", None, "decided: it did not happen"),
     _T("failed", "pending", "operator", "retry", None, "generation", "reopened"),
     _T("failed", "held", "operator", None, None, "generation", "reopened, and must wait"),

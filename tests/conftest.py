@@ -2,6 +2,7 @@
 
 ``TASKQ_TEST_PG`` picks the server's version (18, the default, or 15). ``TASKQ_UNDER_TEST`` names the folder that
 ``taskq`` must be imported from where that is not this checkout, such as an installed wheel's site-packages.
+``TASKQ_TEST_MIGRATIONS`` names another folder of migrations to build the databases from.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ def template(pg_server: Server) -> str:
     from taskq import migrate
 
     _create(pg_server, TEMPLATE)
-    migrate.up(pg_server.dsn(TEMPLATE))
+    folder = os.environ.get("TASKQ_TEST_MIGRATIONS")
+    migrate.up(pg_server.dsn(TEMPLATE), folder=Path(folder) if folder else None)
     return TEMPLATE
 
 

@@ -1,0 +1,218 @@
+"""Roles: each may do what its work needs, through functions, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from sql import End, claim, end, enqueue, enqueue_many, exchange, policy, refused, register, rows, running, violations
+
+Conn = psycopg.Connection[Any]
+DENIED = "42501"
+ROLES = ("producer", "worker", "operator", "reader")
+
+
+def become(conn: Conn, role: str) -> None:
+    conn.execute(f"set local role taskq_{role}")
+
+
+def tables(conn: Conn) -> list[str]:
+    found = rows(
+        conn,
+        "select c.relname from pg_class c where c.relnamespace = 'taskq'::regnamespace and c.relkind in ('r', 'p')"
+        " and not c.relispartition order by 1",
+    )
+    return [row["relname"] for row in found]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_role_writes_to_any_table(conn: Conn, role: str) -> None:
+    names = tables(conn)
+    assert len(names) > 10
+    become(conn, role)
+    for name in names:
+        for statement in (
+            f"delete from taskq.{name}",
+            f"truncate taskq.{name}",
+            f"insert into taskq.{name} default values",
+        ):
+            assert refused(conn, statement) == DENIED, statement
+    for name, column in (
+        ("jobs", "status = 'pending'"),
+        ("history", "result = null"),
+        ("workers", "status = 'live'"),
+        ("leader", "holder = null"),
+    ):
+        assert refused(conn, f"update taskq.{name} set {column}") == DENIED
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_role_makes_objects_or_replaces_the_clock(conn: Conn, role: str) -> None:
+    become(conn, role)
+    assert refused(conn, "create table taskq.mine (a int)") == DENIED
+    replace = "create or replace function taskq.now() returns timestamptz language sql as 'select now()'"
+    assert refused(conn, replace) == DENIED
+    assert refused(conn, "drop trigger epoch_advances on taskq.jobs") == DENIED
+
+
+CALLS = {
+    "enqueue_many": "select * from taskq.enqueue_many('[]', '{}', '{}')",
+    "enqueue": "select taskq.enqueue('t', policy => 'p')",
+    "ensure_policy": "select taskq.ensure_policy('x', 1, '{}')",
+    "publish_task": "select taskq.publish_task(null, 't', 'q', 5, 1, 'pure', 'p')",
+    "exchange": "select * from taskq.exchange(taskq.id_zero(), '{}', '{}', '{}', '{}', '{}', '{}', '{}', 0,"
+    " '{}', '{}', '{}', '{}', '{}')",
+    "end_attempts": "select taskq.end_attempts(taskq.id_zero(), '{}', '{}', '{}', '{}', '{}', '{}', '{}')",
+    "claim": "select * from taskq.claim(taskq.id_zero(), 0, '{}', '{}', '{}', '{}', '{}')",
+    "claim_suspect": "select * from taskq.claim_suspect(taskq.id_zero(), '{}', '{}')",
+    "register_worker": "select taskq.register_worker('w', 'h', 1, '{q}', '{t}', 1, 1, '0', 30)",
+    "renew": "select * from taskq.renew(taskq.id_zero())",
+    "lead": "select * from taskq.lead(taskq.id_zero(), 'maintenance', 30)",
+    "mark_lost": "select * from taskq.mark_lost()",
+    "settle_lost": "select * from taskq.settle_lost()",
+    "sweep": "select taskq.sweep()",
+    "prune": "select taskq.prune()",
+    "ensure_partitions": "select taskq.ensure_partitions()",
+    "drop_expired_partition": "select taskq.drop_expired_partition()",
+    "cancel": "select taskq.cancel(taskq.id_zero())",
+    "retry": "select taskq.retry(taskq.id_zero())",
+    "resolve": "select taskq.resolve(taskq.id_zero(), true)",
+    "pause_queue": "select taskq.pause_queue('q')",
+    "resume_queue": "select taskq.resume_queue('q')",
+    "check_invariants": "select * from taskq.check_invariants()",
+    "note": "select taskq.note('a', 's', 'me', null, null)",
+    "finish": "select taskq.finish(j, 'failed', null, null, null) from taskq.jobs j",
+}
+MAY = {
+    "producer": {"enqueue_many", "enqueue", "ensure_policy", "cancel"},
+    "worker": set(CALLS) - {"resolve", "pause_queue", "resume_queue", "note", "finish"},
+    "operator": {"cancel", "retry", "resolve", "pause_queue", "resume_queue", "check_invariants"},
+    "reader": {"check_invariants"},
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_calls_its_functions_and_no_other(conn: Conn, role: str) -> None:
+    policy(conn)
+    enqueue(conn)
+    become(conn, role)
+    nobody = "'00000000-0000-0000-0000-000000000000'"
+    allowed = {name for name, call in CALLS.items() if refused(conn, call.replace("taskq.id_zero()", nobody)) != DENIED}
+    assert allowed == MAY[role]
+
+
+def test_the_calls_above_are_all_that_write(conn: Conn) -> None:
+    """A function that is new must be listed, and so decided on."""
+    small = {
+        "now",
+        "new_id",
+        "id_time",
+        "valid_name",
+        "drain_worker",
+        "stop_worker",
+        "sleep",
+        "unsleep",
+        "resign",
+        "survey",
+        "wake",
+    }
+    triggers = {
+        row["proname"]
+        for row in rows(
+            conn,
+            "select proname from pg_proc where pronamespace = 'taskq'::regnamespace"
+            " and prorettype = 'trigger'::regtype",
+        )
+    }
+    found = {
+        row["proname"] for row in rows(conn, "select proname from pg_proc where pronamespace = 'taskq'::regnamespace")
+    }
+    assert found - triggers - small == set(CALLS)
+
+
+def test_a_role_of_its_own_for_everyone_else_sees_nothing(conn: Conn) -> None:
+    conn.execute("create role somebody")
+    conn.execute("set local role somebody")
+    assert refused(conn, "select * from taskq.jobs") == DENIED
+    assert refused(conn, "select taskq.cancel('00000000-0000-0000-0000-000000000000')") == DENIED
+
+
+@pytest.mark.parametrize("role", ["worker", "operator", "reader"])
+def test_who_reads_reads_everything(conn: Conn, role: str) -> None:
+    names = tables(conn)
+    views = [row["viewname"] for row in rows(conn, "select viewname from pg_views where schemaname = 'taskq'")]
+    become(conn, role)
+    for name in [*names, *views]:
+        assert refused(conn, f"select * from taskq.{name}") == "", name
+
+
+def test_a_producer_enqueues_with_keys_and_cancels_but_sees_no_worker(conn: Conn) -> None:
+    policy(conn)
+    become(conn, "producer")
+    [row] = enqueue_many(conn, unique=["k"], idempotency=["i"])
+    assert refused(conn, "select * from taskq.workers") == DENIED
+    assert refused(conn, "select * from taskq.audit") == DENIED
+    assert rows(conn, "select taskq.cancel(%s) as answer", row["job_id"]) == [{"answer": "cancelled"}]
+    conn.execute("reset role")
+    assert violations(conn) == []
+
+
+def test_a_worker_lives_its_whole_life_by_functions(conn: Conn) -> None:
+    policy(conn)
+    become(conn, "worker")
+    worker = register(conn, level=2)
+    jobs = [enqueue(conn, unique_key=str(n), required_worker_schema=n % 3) for n in range(3)]
+    assert {row["job_id"] for row in claim(conn, worker)} == set(jobs)
+    for job, outcome in zip(jobs, ("succeeded", "failed", "release"), strict=True):
+        assert end(conn, worker, End(job, 1, outcome)) == 1
+    assert exchange(conn, worker, (), 1)[0]["job_id"] == jobs[2]
+    conn.execute("select * from taskq.lead(%s, 'maintenance', 30)", (worker,))
+    conn.execute("select taskq.stop_worker(%s)", (worker,))
+    conn.execute("reset role")
+    assert violations(conn) == []
+
+
+def test_an_operator_steers_by_functions(conn: Conn) -> None:
+    worker, job = running(conn)
+    end(conn, worker, End(job, 1, "failed"))
+    become(conn, "operator")
+    conn.execute("select taskq.retry(%s)", (job,))
+    conn.execute("select taskq.cancel(%s)", (job,))
+    [noted] = rows(conn, "select distinct actor, db_user from taskq.audit")
+    assert noted["db_user"] == "taskq"
+    assert rows(conn, "select * from taskq.check_invariants('all')") == []
+
+
+def test_every_security_definer_function_pins_its_search_path(conn: Conn) -> None:
+    found = rows(
+        conn,
+        "select proname, proconfig, prosecdef from pg_proc where pronamespace = 'taskq'::regnamespace",
+    )
+    definers = [row for row in found if row["prosecdef"]]
+    assert len(definers) > 20
+    for row in definers:
+        assert "search_path=pg_catalog, pg_temp" in (row["proconfig"] or []), row["proname"]
+
+
+def test_a_hostile_search_path_changes_nothing(conn: Conn) -> None:
+    """Functions, operators and tables of the caller's own are not used by what runs with the owner's rights."""
+    policy(conn)
+    conn.execute("create schema hostile")
+    conn.execute(
+        "create function hostile.clock_timestamp() returns timestamptz language sql"
+        " as $$ select 'infinity'::timestamptz $$"
+    )
+    conn.execute(
+        "create function hostile.make_interval(secs float8) returns interval language sql"
+        " as $$ select null::interval $$"
+    )
+    conn.execute("create table hostile.jobs (like taskq.jobs)")
+    conn.execute("set local search_path = hostile, pg_catalog")
+    worker, job = running(conn, payload={"n": 1})
+    assert end(conn, worker, End(job, 1, "retry", error={"n": 1})) == 1
+    conn.execute("select taskq.cancel(%s)", (job,))
+    conn.execute("set local search_path = pg_catalog")
+    assert violations(conn) == []
+    [row] = rows(conn, "select status, error from taskq.history where id = %s", job)
+    assert (row["status"], row["error"]["type"]) == ("cancelled", "Cancelled")
