@@ -47,5 +47,8 @@ def parse_duration(value: Duration) -> float:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # such as an integer of over 4,300 digits
+        return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else text[:79] + "…"

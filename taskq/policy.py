@@ -104,7 +104,10 @@ def _qualified(kind: type) -> str:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # such as an integer of over 4,300 digits
+        return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else text[:79] + "…"
 
 
@@ -131,7 +134,7 @@ class Backoff:
             case "exponential" if self.base > 0:
                 # In logarithms, since factor ** n has no bound.
                 grown = math.log(self.base) + n * math.log(self.factor)
-                whole = self.cap if grown >= math.log(self.cap) else self.base * self.factor**n
+                whole = self.cap if grown > math.log(self.cap) + 1 else self.base * self.factor**n
             case "linear":
                 whole = self.base * (n + 1)
             case _:
