@@ -91,6 +91,7 @@ class Exchanger:
         self._asleep = False
         self._last_find = 0.0
         self._next_claim = 0.0
+        self._notified = False
         self._naps = 0
         self._finds: deque[float] = deque(maxlen=3)
         self._suspects_since: float | None = None
@@ -112,6 +113,7 @@ class Exchanger:
 
     def notified(self) -> None:
         """Jobs were enqueued, or a slot somewhere was freed: claim at once."""
+        self._notified = True
         self._next_claim = 0.0
         self._event.set()
 
@@ -182,6 +184,7 @@ class Exchanger:
         rescan = limit > 0 and self._lanes.rescan_is_due(started)
         self.started += 1
         self.in_flight = self.started
+        self._notified = False
         try:
             rows = await self._conn.fetch(
                 self._sql["exchange"],
@@ -311,7 +314,10 @@ class Exchanger:
             ):
                 await self._set_asleep(False)
             return
-        if self._asleep:
+        if self._notified:
+            # While this claim was on its way: it may have been too early.
+            self._next_claim = 0.0
+        elif self._asleep:
             self._next_claim = now + (RECHECKS[self._naps] if self._naps < len(RECHECKS) else self._poll)
             self._naps += 1
         elif now - self._last_find > SILENCE:
