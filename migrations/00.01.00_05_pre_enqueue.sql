@@ -35,7 +35,7 @@ comment on function {{schema}}.wake(text[]) is 'Notifies the workers that are as
 -- p_spec: for each job the number (from 1) of its spec. p_payload: for each job its arguments, a JSON object as text: a
 -- jsonb[] of 50,000 costs four times as much to read as a text[] whose elements are cast one by one (240 against 60 ms).
 -- p_unique_key, p_idempotency_key: null, or for each job its key or null.
--- p_on_conflict: what to do when a unique key is taken: 'existing' answers with the job that holds it, 'raise' inserts nothing.
+-- p_on_conflict: what to do when a unique key is taken by a job of before: 'existing' answers with it, 'raise' inserts nothing.
 create function {{schema}}.enqueue_many(p_specs jsonb, p_spec integer[], p_payload text[], p_unique_key text[] default null,
     p_idempotency_key text[] default null, p_on_conflict text default 'existing')
   returns table (ord integer, job_id uuid, inserted boolean)
@@ -125,7 +125,8 @@ begin
           exit when found;
           select * into v_key from {{schema}}.unique_keys k where k.scope = v_job.scope and k.key = v_job.key;
           continue when not found;
-          if p_on_conflict = 'raise' then
+          -- A key that stands twice in this batch is no conflict: the second is answered with the first.
+          if p_on_conflict = 'raise' and not coalesce(v_key.job_id = any(v_ids), false) then
             raise exception using errcode = 'WF007',
               message = format('unique key %L of scope %s is held by job %s', v_job.key, v_job.scope, v_key.job_id),
               detail = jsonb_build_object('job_id', v_key.job_id, 'scope', v_job.scope, 'key', v_job.key)::text,

@@ -162,7 +162,7 @@ def build_batch(
         idempotency_key=idempotency if any(key is not None for key in idempotency) else None,
         on_conflict=next(iter(conflicts), "existing"),
         policies=policies,
-        connection=connection,
+        connection=next(iter(connections.values()), connection),
     )
 
 
