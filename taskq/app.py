@@ -308,6 +308,12 @@ class TaskQ:
                 self._dsn = self._start_embedded() if self._embedded else _configured_dsn()
             return self._dsn
 
+    def use_database(self, dsn: str | None = None, schema: str | None = None) -> None:
+        """Use this database, or this schema, instead of what the application was made with. Only before first use."""
+        with self._lock:
+            self._dsn = dsn or self._dsn
+            self.schema = check_schema(schema or self.schema)
+
     async def open(self) -> Self:
         """Connect now, so that a wrong setting or an absent database shows at once. Optional.
 

@@ -37,13 +37,13 @@ class Settings:
     """The schema that holds everything of taskq."""
     app: str | None = None
     """The application object, as ``module:attribute``."""
-    queues: tuple[str, ...] = ("default",)
-    """Queues that a worker serves."""
-    concurrency: int = 10
+    queues: tuple[str, ...] = ()
+    """Queues that a worker serves; empty means those of its tasks."""
+    concurrency: int = 50
     """Bodies that a worker runs at once."""
-    lease: float = 30.0
+    lease: float = 15.0
     """Seconds for which a worker's claims live without renewal."""
-    grace: float = 30.0
+    grace: float = 25.0
     """Seconds that running bodies get to finish when a worker is asked to stop."""
     poll_interval: float = 1.0
     """Seconds between looks for work when no notification comes."""
@@ -204,7 +204,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "concurrency": _number(1, 10_000, "bodies", whole=True),
     "lease": _number(1, 3600, "seconds"),
     "grace": _number(0, 86_400, "seconds"),
-    "poll_interval": _number(0.01, 3600, "seconds"),
+    "poll_interval": _number(0.01, 60, "seconds"),
     "log_format": _choice("console", "json"),
     "log_level": _choice("debug", "info", "warning", "error", "critical"),
 }

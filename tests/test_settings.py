@@ -21,8 +21,8 @@ def _load(folder: Path, toml: str = "", environ: dict[str, str] | None = None, *
 
 def test_defaults(tmp_path: Path) -> None:
     settings = _load(tmp_path)
-    assert (settings.schema, settings.queues, settings.concurrency) == ("taskq", ("default",), 10)
-    assert (settings.lease, settings.grace, settings.poll_interval) == (30.0, 30.0, 1.0)
+    assert (settings.schema, settings.queues, settings.concurrency) == ("taskq", (), 50)
+    assert (settings.lease, settings.grace, settings.poll_interval) == (15.0, 25.0, 1.0)
     assert (settings.log_format, settings.log_level, settings.app) == ("console", "info", None)
     assert settings.sources == {}
 

@@ -1,7 +1,8 @@
 """The ``taskq`` command. One module a subcommand; a module is imported only when its command is asked for.
 
 A subcommand's module has either ``app``, a ``typer.Typer`` with commands of its own, or ``command``, a function that
-is the command. To add one, write the module and a line in ``COMMANDS``.
+is the command. To add one, write the module and a line in ``COMMANDS``. So that help stays quick, such a module imports
+what it works with inside its functions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from taskq.cli.output import run_cli
 __all__ = ["COMMANDS", "build", "main"]
 
 COMMANDS: dict[str, str] = {
+    "worker": "taskq.cli.worker",
     "migrate": "taskq.cli.migrate",
 }
 """Subcommand to module, in the order in which help lists them."""
@@ -24,7 +26,13 @@ COMMANDS: dict[str, str] = {
 
 def build(argv: Sequence[str]) -> typer.Typer:
     """The root command with the subcommand that ``argv`` names, or with all of them if it names none."""
-    root = typer.Typer(name="taskq", no_args_is_help=True, pretty_exceptions_enable=False, add_completion=False)
+    root = typer.Typer(
+        name="taskq",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+        context_settings={"help_option_names": ["--help", "-h"]},
+    )
 
     @root.callback()
     def callback() -> None:

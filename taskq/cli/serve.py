@@ -1,0 +1,129 @@
+"""Running a worker in this process, for the commands that do: its event loop, its log, its exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+
+import taskq
+from taskq.app import TaskQ
+from taskq.cli.output import note
+from taskq.db.dsn import explain_connection_error, parse_dsn
+from taskq.errors import ConfigurationError, DatabaseUnavailable, from_sqlstate
+from taskq.policy import check_name
+from taskq.settings import Settings
+from taskq.telemetry import get_logger
+from taskq.worker import Worker, WorkerOptions
+
+__all__ = ["check_origin", "choose_database", "options_of", "run_worker"]
+
+
+def check_origin() -> None:
+    """Say where taskq was imported from, and refuse to work if it is not from where ``TASKQ_UNDER_TEST`` says.
+
+    ``TASKQ_PRINT_ORIGIN=1`` prints the folder; otherwise it is an event of level debug.
+
+    Raises:
+        ConfigurationError: It was imported from elsewhere, so the wrong code would run.
+    """
+    found = Path(taskq.__file__ or "").resolve().parent
+    if os.environ.get("TASKQ_PRINT_ORIGIN") == "1":
+        note(f"taskq imported from {found}")
+    get_logger("worker").debug("worker.origin", folder=found)
+    if wanted := os.environ.get("TASKQ_UNDER_TEST"):
+        folder = Path(wanted).resolve()
+        if found not in {folder, folder / "taskq"}:
+            raise ConfigurationError(
+                f"taskq was imported from {found}, but TASKQ_UNDER_TEST names {folder}: the wrong code would run; "
+                "correct PYTHONPATH or the environment's installation"
+            )
+
+
+def options_of(settings: Settings, name: str | None = None) -> WorkerOptions:
+    """The worker's options out of the settings.
+
+    Raises:
+        InvalidPolicy: The name is not valid.
+    """
+    options = WorkerOptions(
+        queues=settings.queues,
+        concurrency=settings.concurrency,
+        lease=settings.lease,
+        grace=settings.grace,
+        poll_interval=settings.poll_interval,
+    )
+    return options if name is None else replace(options, name=check_name("the worker's name", name))
+
+
+def choose_database(app: TaskQ, settings: Settings) -> str:
+    """Make app and worker agree on database and schema; give the DSN: the flag's, else the app's, else the settings'.
+
+    Raises:
+        ConfigurationError: No database is named, its DSN cannot be read, or the settings name another schema than the
+            app has.
+    """
+    if settings.sources.get("schema", "").startswith("the flag"):
+        app.use_database(schema=settings.schema)
+    elif "schema" in settings.sources and settings.schema != app.schema:
+        raise ConfigurationError(
+            f"the app uses the schema {app.schema}, but {settings.sources['schema']} says {settings.schema}; make "
+            f"TaskQ(schema={settings.schema!r}), or pass --schema"
+        )
+    if settings.sources.get("dsn", "").startswith("the flag"):
+        app.use_database(settings.dsn)
+    try:
+        dsn = app.find_dsn()
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{exc}; or pass --dsn") if not settings.dsn else exc from None
+    parse_dsn(dsn)
+    return dsn
+
+
+def run_worker(app: TaskQ, dsn: str, options: WorkerOptions) -> int:
+    """Run a worker until it is stopped by SIGTERM or SIGINT; give its exit code.
+
+    Ends the process itself, with that code, where threads are left that cannot be stopped: the interpreter would wait
+    for them at its exit.
+
+    Raises:
+        DatabaseUnavailable: The database cannot be reached at boot.
+        TaskQError: The schema does not fit, or something else kept the worker from starting.
+    """
+    worker = Worker(app.tasks, dsn, app.schema, options)
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        code = runner.run(_run(worker, app, dsn))
+        if worker.abandoned_threads:
+            app.close_sync()
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    return code
+
+
+async def _run(worker: Worker, app: TaskQ, dsn: str) -> int:
+    try:
+        return await worker.run(signals=True)
+    except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
+        if worker.ready.is_set():
+            raise
+        if ours := from_sqlstate(exc):
+            raise ours from None
+        raise DatabaseUnavailable(explain_connection_error(exc, dsn)) from None
+    finally:
+        await app.close()
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop

@@ -1,0 +1,80 @@
+"""``taskq worker module:app``: run a worker until it is told to stop."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, cast
+
+import typer
+
+from taskq.cli.options import DsnOption, SchemaOption
+
+__all__ = ["command"]
+
+QueueOption = Annotated[
+    list[str] | None,
+    typer.Option("--queue", "-q", help="A queue to serve; repeat it or separate by commas. By default the tasks' own."),
+]
+ConcurrencyOption = Annotated[
+    str | None, typer.Option("--concurrency", "-c", help="Bodies to run at once [50].", metavar="N")
+]
+LogFormatOption = Annotated[str | None, typer.Option("--log-format", help="console (the default) or json.")]
+LogLevelOption = Annotated[str | None, typer.Option("--log-level", help="debug, info (the default), warning or error.")]
+
+
+def command(
+    app: Annotated[
+        str | None, typer.Argument(help="The application object as module:attribute [TASKQ_APP].", metavar="APP")
+    ] = None,
+    queue: QueueOption = None,
+    concurrency: ConcurrencyOption = None,
+    lease: Annotated[
+        str | None, typer.Option("--lease", help="Seconds for which claims live without renewal [15].", metavar="S")
+    ] = None,
+    grace: Annotated[
+        str | None, typer.Option("--grace", help="Seconds that bodies get to end after a signal [25].", metavar="S")
+    ] = None,
+    poll_interval: Annotated[
+        str | None, typer.Option("--poll-interval", help="Seconds between looks for work while idle [1].", metavar="S")
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", help="What people call it; by default host and pid.")] = None,
+    log_format: LogFormatOption = None,
+    log_level: LogLevelOption = None,
+    schema: SchemaOption = None,
+    dsn: DsnOption = None,
+) -> int:
+    """Run a worker: claim jobs of the app's tasks and run them, until SIGTERM or Ctrl-C.
+
+    The first signal lets running bodies end; a second one a second later hands them back at once. Settings come from
+    flags, then TASKQ_... variables, then pyproject.toml.
+
+    Exit codes: 0 stopped; 1 the schema does not fit, or outcomes were left unconfirmed; 2 usage or settings; 3 cannot
+    connect; 76 a body in a thread outlived its timeout: start the worker again.
+    """
+    from taskq.cli.apps import load_app
+    from taskq.cli.serve import check_origin, choose_database, options_of, run_worker
+    from taskq.errors import ConfigurationError
+    from taskq.settings import load
+    from taskq.telemetry import configure_for_terminal
+
+    settings = load(
+        require_dsn=False,
+        app=app,
+        queues=",".join(queue) if queue else None,
+        concurrency=concurrency,
+        lease=lease,
+        grace=grace,
+        poll_interval=poll_interval,
+        log_format=log_format,
+        log_level=log_level,
+        schema=schema,
+        dsn=dsn,
+    )
+    if settings.app is None:
+        raise ConfigurationError(
+            "no app is named; write 'taskq worker module:attribute', such as shop.tasks:app, or set TASKQ_APP"
+        )
+    options = options_of(settings, name)
+    loaded = load_app(settings.app)
+    configure_for_terminal(cast(Literal["console", "json"], settings.log_format), settings.log_level)
+    check_origin()
+    return run_worker(loaded, choose_database(loaded, settings), options)
