@@ -1,0 +1,293 @@
+"""Pages of documentation as a reader uses them: their code blocks, run in order against a database of their own.
+
+What happens to a block goes by its language; see the top of ``test_docs.py`` for the conventions.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import psycopg
+import pytest
+import typer
+from helpers import eventually
+
+from taskq import TaskQ
+from taskq.cli import build
+from taskq.db.dsn import parse_dsn
+from taskq.settings import load
+
+ROOT = Path(__file__).resolve().parent.parent
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LONG = 40.0
+"""Seconds after which a command that should end counts as hung."""
+SHOWN_ONLY = {"", "text"}
+NOT_RUN = {"dev", "demo", "worker"}
+"""Commands that run until they are stopped, or start a server of their own."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: where it stands, its language, its text."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line} {self.language or 'text'}"
+
+
+def blocks(path: Path) -> list[Block]:
+    """The fenced blocks of a page; an odd fence is an error."""
+    text = path.read_text()
+    name = str(path.relative_to(ROOT))
+    found = [Block(name, text.count("\n", 0, m.start()) + 2, m[1], m[2]) for m in FENCE.finditer(text)]
+    fences = len(re.findall(r"^\s*```", text, re.MULTILINE))
+    assert fences == 2 * len(found), f"{name} has {fences} fences, of which {2 * len(found)} were understood"
+    return found
+
+
+class Reader:
+    """Does what a page says, block by block, and tells how each was checked."""
+
+    def __init__(self, dsn: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.dsn = dsn
+        self.folder = folder
+        self.names: dict[str, Any] = {"__name__": "page"}
+        self.printed: list[str] = []
+        self.told: list[str] = []
+        self.names["print"] = lambda *a: self.printed.append(" ".join(map(str, a)))
+        self.processes: list[subprocess.Popen[bytes]] = []
+        self._patch = monkeypatch
+        bin_dir = str(Path(sys.executable).parent)
+        self.env = {k: v for k, v in os.environ.items() if not k.startswith("TASKQ_") or k == "TASKQ_UNDER_TEST"}
+        self.env |= {"TASKQ_DSN": dsn, "PATH": f"{bin_dir}:{os.environ['PATH']}", "NO_COLOR": "1", "COLUMNS": "200"}
+        monkeypatch.setenv("TASKQ_DSN", dsn)
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.chdir(folder)
+
+    async def read(self, block: Block) -> None:
+        """Do what one block says; what it did goes to ``told``."""
+        try:
+            how = await self._read(block)
+        except BaseException as exc:
+            exc.add_note(f"in the block at {block}:\n{block.text}{self._logs()}")
+            raise
+        self.told.append(f"{block}: {how}")
+
+    async def _read(self, block: Block) -> str:
+        match block.language:
+            case "python":
+                return await self._python(block)
+            case "sql":
+                return await anyio.to_thread.run_sync(self._sql, block.text)
+            case "console":
+                return await anyio.to_thread.run_sync(self._console, block.text)
+            case "toml":
+                return self._toml(block.text)
+            case "json":
+                json.loads(block.text)
+                return "read as JSON"
+            case language if language in SHOWN_ONLY:
+                return "shown only"
+            case language:
+                raise AssertionError(f"nobody knows how to check a block in {language!r}")
+
+    # Python ---------------------------------------------------------------------------------------------------------
+
+    async def _python(self, block: Block) -> str:
+        if named := re.match(r"# (\w+)\.py\n", block.text):
+            (self.folder / f"{named[1]}.py").write_text(block.text)
+            sys.modules.pop(named[1], None)
+            self._patch.delitem(sys.modules, named[1], raising=False)
+            importlib.invalidate_caches()
+            importlib.import_module(named[1])
+            return f"written to {named[1]}.py and imported"
+        # Line numbers as on the page, for tracebacks.
+        source = "\n" * (block.line - 1) + block.text
+        compiled = compile(source, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        before = len(self.printed)
+        if compiled.co_flags & inspect.CO_COROUTINE:
+            await eval(compiled, self.names)
+            how = "run in an event loop"
+        else:
+            await anyio.to_thread.run_sync(exec, compiled, self.names)
+            how = "run in a thread without an event loop"
+        expected = re.findall(r"^ *print\(.*\)  # (.+)$", block.text, re.MULTILINE)
+        if expected:
+            shown = self.printed[before:]
+            assert len(shown) == len(expected), f"expected {expected}, printed {shown}"
+            for want, got in zip(expected, shown, strict=True):
+                assert matches(want, got), f"expected {want!r}, printed {got!r}"
+            how += f", {len(expected)} outputs compared"
+        return how
+
+    # SQL ------------------------------------------------------------------------------------------------------------
+
+    def _sql(self, text: str) -> str:
+        statement = re.sub(r":'(\w+)'", lambda m: "'" + str(self.names[m[1]]).replace("'", "''") + "'", text)
+        with psycopg.connect(self.dsn) as conn:
+            conn.execute(statement.encode())
+        return "run in the database"
+
+    # Settings -------------------------------------------------------------------------------------------------------
+
+    def _toml(self, text: str) -> str:
+        tomllib.loads(text)
+        place = self.folder / "settings"
+        place.mkdir(exist_ok=True)
+        (place / "pyproject.toml").write_text(text)
+        load(require_dsn=False, environ={}, folder=place)
+        return "read as settings"
+
+    # Consoles -------------------------------------------------------------------------------------------------------
+
+    def _console(self, text: str) -> str:
+        told = []
+        for command, expected in commands(text):
+            how, output = self._command(command)
+            told.append(f"{how}: {command}")
+            lines = output.splitlines()
+            for want in expected:
+                while lines and not matches(want, lines[0]):
+                    lines.pop(0)
+                assert lines, f"{command!r} printed no line like {want!r} (in this order):\n{output}"
+                lines.pop(0)
+        return "; ".join(told)
+
+    def _command(self, command: str) -> tuple[str, str]:
+        words = shlex.split(command, comments=True)
+        match words:
+            case ["export", setting]:
+                name, _, value = setting.partition("=")
+                assert name.removeprefix("TASKQ_").lower() in load(require_dsn=False).__slots__, name
+                if name == "TASKQ_DSN":
+                    parse_dsn(value)
+                else:
+                    self.env[name] = value
+                return "checked", ""
+            case ["make", *targets]:
+                known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+                wanted = {t for t in targets if "=" not in t}
+                assert wanted <= known, wanted - known
+                return "targets are in the Makefile", ""
+            case ["pip", "install", "-c", constraints, "-e", what]:
+                extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+                wanted = set(re.findall(r"\w+", what))
+                assert (ROOT / constraints).is_file()
+                assert wanted <= set(extras), wanted - set(extras)
+                return "extras and constraints exist", ""
+            case ["docker", "compose", *_]:
+                assert (ROOT / "docker-compose.yml").is_file()
+                return "the file is checked by a test of its own", ""
+            case ["apt-get", "install", *_]:
+                return "names the system's package", ""
+            case ["kill", *options, "$!"]:
+                self._kill(signal.SIGKILL if options == ["-9"] else signal.SIGTERM)
+                return "done", ""
+            case ["taskq", "worker", *_, "&"]:
+                self._start(words[:-1])
+                return "started", ""
+            case ["taskq", name, *_] if name in NOT_RUN:
+                self._compare_with_help(words)
+                return "compared with --help", ""
+            case ["taskq", *_]:
+                return "run", self._run(command)
+        raise AssertionError(f"nobody knows how to check {command!r}")
+
+    def _run(self, command: str) -> str:
+        done = subprocess.run(
+            ["bash", "-c", f"set -o pipefail; {command}"],
+            env=self.env,
+            cwd=self.folder,
+            capture_output=True,
+            text=True,
+            timeout=LONG,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command!r} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def _start(self, words: list[str]) -> None:
+        log = self.folder / f"worker-{len(self.processes)}.log"
+        with psycopg.connect(self.dsn, autocommit=True) as conn, log.open("wb") as out:
+            process = subprocess.Popen(words, env=self.env, cwd=self.folder, stdout=out, stderr=out)
+            self.processes.append(process)
+
+            def registered() -> bool:
+                assert process.poll() is None, log.read_text()
+                row = conn.execute("select 1 from taskq.workers where pid = %s and status = 'live'", [process.pid])
+                return row.fetchone() is not None
+
+            eventually(registered, LONG)
+
+    def _kill(self, sig: signal.Signals) -> None:
+        process = self.processes[-1]
+        process.send_signal(sig)
+        code = process.wait(LONG)
+        assert code == (0 if sig == signal.SIGTERM else -sig), f"the worker ended with {code}"
+
+    def _compare_with_help(self, words: list[str]) -> None:
+        """The command and every flag of the line are known to the CLI."""
+        at: Any = typer.main.get_command(build([]))
+        rest = words[1:]
+        while rest and getattr(at, "commands", None):
+            assert rest[0] in at.commands, f"there is no command {' '.join(words[:2])}"
+            at = at.commands[rest.pop(0)]
+        known = {option for param in at.params for option in (*param.opts, *param.secondary_opts)}
+        used = {word.partition("=")[0] for word in rest if word.startswith("-")}
+        assert used <= known, f"{' '.join(words)}: unknown {used - known}"
+
+    def _logs(self) -> str:
+        logs = [f"\n{p.name}:\n{p.read_text()}" for p in sorted(self.folder.glob("worker-*.log"))]
+        return "".join(logs)
+
+    async def close(self) -> None:
+        """End what the page started."""
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        apps = [v for v in self.names.values() if isinstance(v, TaskQ)]
+        apps += [
+            v for m in ("shop",) if m in sys.modules for v in vars(sys.modules[m]).values() if isinstance(v, TaskQ)
+        ]
+        for app in apps:
+            await app.close()
+
+
+def commands(text: str) -> list[tuple[str, list[str]]]:
+    """The commands of a console block, each with the output that is shown below it."""
+    found: list[tuple[str, list[str]]] = []
+    for line in text.replace("\\\n", " ").splitlines():
+        if line.startswith("$ "):
+            found.append((line[2:], []))
+        elif line.strip():
+            assert found, f"output without a command: {line!r}"
+            found[-1][1].append(line)
+    assert found, "a console block shows at least one command, with '$ ' before it"
+    return found
+
+
+def matches(want: str, got: str) -> bool:
+    """Whether a line is as shown: runs of spaces are one, ``...`` stands for anything."""
+    pattern = ".*".join(re.escape(" ".join(part.split())) for part in want.split("..."))
+    return (
+        re.fullmatch(pattern.replace(r"\ .*", r"\ ?.*").replace(r".*\ ", r".*\ ?"), " ".join(got.split())) is not None
+    )

@@ -1,0 +1,251 @@
+"""The documentation against the code: every example runs, every table says what the code says, every name exists.
+
+Conventions for the blocks of README.md and docs/:
+
+- ``python``: the blocks of a page share their names. A block whose first line is ``# NAME.py`` is written to that file
+  and imported; ``taskq worker NAME:app`` finds it. A block with a top-level ``await`` runs in an event loop, any other
+  in a thread without one. Where a line is ``print(...)  # TEXT``, TEXT is what it must print (``...`` is anything).
+- ``sql``: run in the page's database; ``:'name'`` is the Python name of the page.
+- ``console``: each ``$ command`` is run by a shell in the page's folder, must end with 0, and prints the lines shown
+  below it in that order. ``taskq worker ... &`` is started for real and lives until ``kill $!`` or the end of the
+  page. What starts a server of its own, or never ends, is compared with the CLI's own list of commands and flags.
+- ``toml``: read as settings. ``text`` or nothing: shown only.
+
+A block in any other language, and a command that nobody knows how to check, fails.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psycopg
+import pytest
+import yaml
+from docs_kit import ROOT, Reader, blocks
+
+from taskq import errors
+from taskq.settings import Settings
+from taskq.worker import lease, service
+
+PAGES = sorted(p for p in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")))
+anyio = pytest.mark.anyio
+
+
+def text_of(page: str) -> str:
+    return (ROOT / page).read_text()
+
+
+@anyio
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
+async def test_every_block_of_a_page_is_run_or_checked(
+    page: Path, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = Reader(dsn, tmp_path, monkeypatch)
+    try:
+        for block in blocks(page):
+            await reader.read(block)
+    finally:
+        await reader.close()
+        print("\n".join(reader.told))
+    assert len(reader.told) == len(blocks(page))
+    with psycopg.connect(dsn) as conn:
+        assert conn.execute("select * from taskq.check_invariants('all')").fetchall() == []
+
+
+def tools_docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tools_docs", ROOT / "tools/docs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_sections_say_what_the_code_says(dsn: str) -> None:
+    tool = tools_docs()
+    made = tool.sections(dsn)
+    used: set[str] = set()
+    for page in tool.PAGES:
+        text = text_of(page)
+        used |= {found[1] for found in tool.SECTION.findall(text)}
+        assert tool.rendered(text, made) == text, f"{page} is out of date; run: python tools/docs.py"
+    assert used == set(made), "every generated section stands on some page"
+
+
+def test_links_lead_somewhere() -> None:
+    missing = []
+    for page in (*PAGES, ROOT / "CHANGELOG.md"):
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            target, _, anchor = link.partition("#")
+            if target.startswith("http"):
+                continue
+            path = (page.parent / target).resolve() if target else page
+            if not path.exists():
+                missing.append(f"{page.name}: {link}")
+            elif anchor and path.suffix == ".md":
+                heads = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
+                slugs = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+                if anchor not in slugs:
+                    missing.append(f"{page.name}: {link} (headings: {sorted(slugs)})")
+    assert missing == []
+
+
+def test_the_tests_that_the_pages_name_exist() -> None:
+    named = {n for p in PAGES for n in re.findall(r"`((?:tests|system_tests)/[\w/.]+\.py(?:::\w+)?)`", p.read_text())}
+    assert len(named) > 10
+    assert [name for name in sorted(named) if not _defined(*name.split("::"))] == []
+
+
+def _defined(path: str, function: str = "") -> bool:
+    if not (ROOT / path).is_file():
+        return False
+    return not function or f"def {function}(" in text_of(path)
+
+
+def test_every_guarantee_of_the_readme_names_a_test() -> None:
+    table = text_of("README.md").split("## What it guarantees")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 8
+    assert [row for row in rows if not re.search(r"`(tests|system_tests)/[\w/.]+::\w+`", row)] == []
+
+
+def test_every_violation_that_can_be_reported_is_explained() -> None:
+    source = "".join(p.read_text() for p in ROOT.glob("migrations/*invariants*.sql"))
+    codes = set(re.findall(r"(?:select|\() ?[1-7], '(\w+)'", source))
+    assert len(codes) > 8
+    explained = set(
+        re.findall(r"^\| `(\w+)` \|", text_of("docs/laws.md").split("## What verify reports")[1], re.MULTILINE)
+    )
+    assert explained == codes
+
+
+def test_every_sqlstate_that_the_schema_raises_has_its_exception() -> None:
+    source = "".join(p.read_text() for p in ROOT.glob("migrations/*.sql"))
+    raised = set(re.findall(r"'(WF\d{3})'", source))
+    known = {c.sqlstate for c in errors.DatabaseRefusal.__subclasses__()} | {errors.EFFECT_CLASS_SQLSTATE}
+    assert raised == known
+
+
+def events() -> dict[str, set[str]]:
+    """Every log event of the package with the fields that its calls spell out."""
+    found: dict[str, set[str]] = {}
+    for path in (ROOT / "taskq").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            owner = node.func.value
+            owned = owner.id if isinstance(owner, ast.Name) else owner.func.id if _called(owner) else ""
+            if owned not in ("log", "_log", "get_logger") or node.func.attr == "bind":
+                continue
+            for name in event_names(node.args[0]):
+                found.setdefault(name, set()).update(k.arg for k in node.keywords if k.arg)
+    return found
+
+
+def _called(node: Any) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+
+
+def event_names(node: ast.expr) -> list[str]:
+    match node:
+        case ast.Constant(value=str(name)):
+            return [name]
+        case ast.IfExp(body=one, orelse=other):
+            return event_names(one) + event_names(other)
+        case ast.JoinedStr(values=[ast.Constant(value="job."), _]):
+            return ["job.retry", "job.retry_after", "job.snooze"]
+    raise AssertionError(f"an event whose name cannot be read: {ast.dump(node)}")
+
+
+def test_every_log_event_is_listed_with_its_fields() -> None:
+    section = text_of("docs/reference.md").split("## Log events")[1].split("\n## ")[0]
+    listed = {
+        row[1]: set(re.findall(r"`(\w+)`", row[2]))
+        for row in re.finditer(r"^\| `([\w.]+)` \| \w+ \| ([^|]*) \|", section, re.MULTILINE)
+    }
+    found = events()
+    assert set(listed) == set(found)
+    assert {name: fields - listed[name] for name, fields in found.items() if fields - listed[name]} == {}
+
+
+def test_exit_codes_are_those_of_the_worker() -> None:
+    operations = text_of("docs/operations.md")
+    codes = {service.EXIT_OK, service.EXIT_NOT_FLUSHED, lease.EXIT_LEASE_LOST, service.EXIT_STUCK}
+    assert {int(c) for c in re.findall(r"^\| `(\d+)` \|", operations, re.MULTILINE)} >= codes
+
+
+def test_versions_are_those_of_the_package() -> None:
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    readme = text_of("README.md")
+    assert project["requires-python"] == ">=3.11,<3.15"
+    assert "Python 3.11 to 3.13" in readme
+    assert "PostgreSQL 15 to 18" in readme
+    assert f"## [{project['version'].removesuffix('.dev0')}]" in text_of("CHANGELOG.md")
+
+
+def test_the_compose_file_names_what_exists() -> None:
+    compose = yaml.safe_load(text_of("docker-compose.yml"))
+    services = compose["services"]
+    assert services["postgres"]["image"] == "postgres:18"
+    settings = {f"TASKQ_{name.upper()}" for name in Settings.__slots__}
+    tool = tools_docs()
+    known = tool.commands()
+    workers = 0
+    for name, service_ in services.items():
+        environment = service_.get("environment", {})
+        assert {k for k in environment if k.startswith("TASKQ_")} <= settings, name
+        if command := service_.get("command"):
+            words = command if isinstance(command, list) else command.split()
+            assert words[0] == "taskq"
+            said = " ".join(w for w in words if not w.startswith("-") and ":" not in w)
+            assert f"| `{said}` |" in known, command
+            workers += words[1] == "worker" and service_.get("deploy", {}).get("replicas", 1)
+        for other in service_.get("depends_on", {}):
+            assert other in services
+    assert workers == 2
+    assert compose["x-taskq"]["build"]["dockerfile_inline"].count("constraints.txt")
+
+
+@anyio
+async def test_the_example_of_a_shop_runs(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import asyncio
+
+    import asyncpg
+
+    from taskq.worker import Worker, WorkerOptions
+
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    monkeypatch.syspath_prepend(str(ROOT))
+    for name in [m for m in sys.modules if m == "examples" or m.startswith("examples.")]:
+        monkeypatch.delitem(sys.modules, name)
+    from examples import shop
+
+    worker = Worker(shop.app.tasks, dsn, options=WorkerOptions(lease=5, grace=1))
+    running = asyncio.create_task(worker.run())
+    try:
+        async with asyncio.timeout(20):
+            await worker.ready.wait()
+            conn = await asyncpg.connect(dsn)
+            await conn.execute("create table orders (id bigint generated always as identity primary key, email text)")
+            order = await shop.place_order(conn, "ann@example.org")
+            again = await shop.send_receipt.using(idempotency_key=f"receipt-{order}").enqueue(order, "ann@example.org")
+            assert not again.inserted
+            assert await again.result(timeout="10s") == f"order {order} to ann@example.org"
+            assert await (await shop.total.enqueue([1, 2, 3])).result(timeout="10s") == 6
+            waiting = await shop.reserve.enqueue(order, 0)
+            while not (info := await waiting.info()).retry_afters:
+                await asyncio.sleep(0.02)
+            assert (info.status, info.attempt) == ("pending", 0)
+            assert await (await shop.reserve.enqueue(order, 2)).result(timeout="10s") == 1
+            await conn.close()
+    finally:
+        worker.stop()
+        await running
+        await shop.app.close()

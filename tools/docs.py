@@ -1,0 +1,247 @@
+"""Write the generated sections of the documentation from the code and the schema that they describe.
+
+A section stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``. Run ``python tools/docs.py`` after a change
+of what it shows; ``tests/test_docs.py`` compares. The schema's own comments are the source of its tables, so a
+throwaway PostgreSQL is started to read them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import typer
+
+import taskq
+from taskq import errors
+from taskq.cli import build
+from taskq.settings import Settings
+from taskq.transitions import TRANSITIONS, Transition
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = ("docs/laws.md", "docs/reference.md")
+SECTION = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table."""
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    lines += [
+        "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def first_sentence(text: str | None) -> str:
+    """The first paragraph of a docstring, cut after its first sentence, in Markdown."""
+    paragraph = " ".join(inspect.cleandoc(text or "").split("\n\n")[0].split())
+    return re.sub(r"(?<=[^.])\.\s.*", ".", paragraph).replace("``", "`")
+
+
+def code(value: object) -> str:
+    """As code, or a dash for nothing."""
+    return "-" if value is None else f"`{value}`"
+
+
+def transitions() -> str:
+    """The life of a job, a row a transition."""
+    return table(
+        ("from", "to", "who", "when", "function", "ledger outcome", "counter", "refused with"),
+        (
+            (
+                code(t.source) if t.source else "(new)",
+                code(t.target),
+                t.by,
+                t.when,
+                code(t.function),
+                code(t.outcome),
+                code(t.counter),
+                guards(t),
+            )
+            for t in TRANSITIONS
+        ),
+    )
+
+
+def guards(t: Transition) -> str:
+    """The SQLSTATEs with which the database refuses this very transition where its conditions do not hold."""
+    if t.source is None:
+        return "`WF003` `WF007` `WF008` `WF009` `WF010`"
+    if t.target == "running":
+        return "`WF001` `WF002`"
+    if t.function == "resolve":
+        return "`WF009` `WF011` `WF012`"
+    if t.function == "retry":
+        return "`WF003` `WF007` `WF011` `WF012`"
+    return "-"
+
+
+def sqlstates() -> str:
+    """Every SQLSTATE of class WF with its exception."""
+    found = {c.sqlstate: c for c in errors.DatabaseRefusal.__subclasses__()}
+    rows: dict[str, type[errors.TaskQError]] = {**found, errors.EFFECT_CLASS_SQLSTATE: errors.EffectClassUnsupported}
+    return table(
+        ("SQLSTATE", "exception", "meaning"),
+        ((code(s), code(f"taskq.errors.{rows[s].__name__}"), first_sentence(rows[s].__doc__)) for s in sorted(rows)),
+    )
+
+
+def settings() -> str:
+    """The settings with their defaults; each one's docstring stands below it in the source."""
+    source = inspect.getsource(Settings)
+    defaults = Settings()
+    rows = []
+    for f in fields(Settings):
+        if f.name == "sources":
+            continue
+        found = re.search(rf'^    {f.name}: .*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL)
+        assert found, f.name
+        value = getattr(defaults, f.name)
+        shown = "none" if value in ("", None) else ", ".join(value) if isinstance(value, tuple) else value
+        about = " ".join(found[1].split()).replace("``", "`")
+        rows.append(
+            (code(f.name), code(f"TASKQ_{f.name.upper()}"), f"{shown:g}" if isinstance(shown, float) else shown, about)
+        )
+    return table(("setting", "environment", "default", "meaning"), rows)
+
+
+def api() -> str:
+    """The public names of the package."""
+    rows = []
+    for name in taskq.__all__:
+        thing = getattr(taskq, name)
+        path = Path(inspect.getsourcefile(thing) or "").resolve()
+        where = f"taskq/{path.relative_to(Path(taskq.__file__ or '').resolve().parent)}"
+        rows.append((f"[`taskq.{name}`](../{where})", first_sentence(thing.__doc__)))
+    return table(("name", "what it is"), rows)
+
+
+def methods(*kinds: type) -> str:
+    """The public methods and properties of classes."""
+    rows = []
+    for kind in kinds:
+        for name in sorted({n for base in kind.__mro__ if base.__module__.startswith("taskq") for n in vars(base)}):
+            if name.startswith("_"):
+                continue
+            thing = inspect.getattr_static(kind, name)
+            thing = getattr(thing, "fget", None) or getattr(thing, "__func__", thing)
+            if inspect.isfunction(thing) and thing.__doc__:
+                rows.append((code(f"{kind.__name__}.{name}"), first_sentence(thing.__doc__)))
+    return table(("method", "what it does"), rows)
+
+
+def using() -> str:
+    """The options of ``task.using``."""
+    from taskq.client.requests import Using
+
+    text = inspect.cleandoc(Using.__doc__ or "").split("Attributes:\n")[1]
+    found = re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in found] == list(typing.get_type_hints(Using)), "every option explains itself"
+    return table(("option", "meaning"), ((code(n), " ".join(about.split()).replace("``", "`")) for n, about in found))
+
+
+def policy() -> str:
+    """The fields of a policy with their defaults."""
+    text = inspect.cleandoc(taskq.ExecutionPolicy.__doc__ or "").split("Attributes:\n")[1].split("\n\nRaises")[0]
+    found = dict(re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", text, re.MULTILINE | re.DOTALL))
+    default = taskq.ExecutionPolicy()
+    rows = []
+    for f in fields(taskq.ExecutionPolicy):
+        value = getattr(default, f.name)
+        shown = "3 attempts, 5 s and 10 s apart" if f.name == "retry" else "no limit" if value is None else value
+        rows.append((code(f.name), shown, " ".join(found[f.name].split()).replace("``", "`")))
+    return table(("field", "default", "meaning"), rows)
+
+
+def commands() -> str:
+    """Every command of the CLI with its arguments and options."""
+    rows: list[tuple[str, str, str]] = []
+
+    def walk(command: Any, path: str) -> None:
+        inner = getattr(command, "commands", None)
+        if inner:
+            for name, found in inner.items():
+                walk(found, f"{path} {name}")
+            return
+        takes = []
+        for param in command.params:
+            if param.param_type_name == "argument":
+                takes.append(f"`{param.name.upper()}`")
+            elif "--help" not in param.opts:
+                takes.append(f"`{param.opts[0]}`")
+        rows.append((code(path), first_sentence(command.help), " ".join(takes) or "-"))
+
+    walk(typer.main.get_command(build([])), "taskq")
+    return table(("command", "what it does", "takes"), rows)
+
+
+def functions(conn: psycopg.Connection[Any]) -> str:
+    """The SQL functions, those that people call first."""
+    mine = ("enqueue", "enqueue_many", "cancel", "retry", "resolve", "pause_queue", "resume_queue", "check_invariants")
+    rows = conn.execute(
+        "select p.proname, pg_get_function_arguments(p.oid), obj_description(p.oid) from pg_proc p "
+        "where p.pronamespace = 'taskq'::regnamespace and p.prorettype <> 'trigger'::regtype "
+        "order by coalesce(array_position(%s::text[], p.proname::text), 99), p.proname",
+        [list(mine)],
+    ).fetchall()
+    clean = [(f"`taskq.{n}`", f"`{re.sub(r'::[a-z ]+', '', a)}`" if a else "-", about) for n, a, about in rows]
+    return table(("function", "arguments", "what it does"), clean)
+
+
+def relations(conn: psycopg.Connection[Any]) -> str:
+    """The tables and views."""
+    rows = conn.execute(
+        "select c.relname, case c.relkind when 'v' then 'view' else 'table' end, obj_description(c.oid, 'pg_class') "
+        "from pg_class c where c.relnamespace = 'taskq'::regnamespace and c.relkind in ('r', 'p', 'v') "
+        "and not c.relispartition order by c.relkind = 'v', c.relname"
+    ).fetchall()
+    return table(("name", "kind", "what it holds"), ((f"`taskq.{n}`", kind, about) for n, kind, about in rows))
+
+
+def sections(dsn: str) -> dict[str, str]:
+    """Every generated section by name, from the code and a database with the schema."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        from_schema: dict[str, Callable[[psycopg.Connection[Any]], str]] = {
+            "functions": functions,
+            "relations": relations,
+        }
+        made = {name: make(conn) for name, make in from_schema.items()}
+    from_code = (transitions, sqlstates, settings, api, using, policy, commands)
+    made |= {make.__name__: make() for make in from_code}
+    made["methods"] = methods(taskq.TaskQ, taskq.Task, taskq.Job, taskq.JobContext)
+    return made
+
+
+def rendered(text: str, made: dict[str, str]) -> str:
+    """A page with its generated sections filled in."""
+    return SECTION.sub(lambda m: f"{m[1]}\n{made[m[2]]}\n{m[3]}", text)
+
+
+def main() -> None:
+    """Write every page that differs."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from servers import serve
+
+    from taskq import migrate
+
+    with serve() as server:
+        migrate.up(server.dsn())
+        made = sections(server.dsn())
+    for page in PAGES:
+        path = ROOT / page
+        old = path.read_text()
+        new = rendered(old, made)
+        if new != old:
+            path.write_text(new)
+            print(f"{page}: written")
+
+
+if __name__ == "__main__":
+    main()
