@@ -2,7 +2,8 @@
 
 ``TASKQ_TEST_PG`` picks the server's version (18, the default, or 15). ``TASKQ_UNDER_TEST`` names the folder that
 ``taskq`` must be imported from where that is not this checkout, such as an installed wheel's site-packages.
-``TASKQ_TEST_MIGRATIONS`` names another folder of migrations to build the databases from.
+``TASKQ_TEST_MIGRATIONS`` names another folder of migrations to build the databases from, ``TASKQ_TEST_SERVER`` the
+folder of a running server's socket, where starting one for each of many short sessions would take too long.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from psycopg import sql
 from servers import Server, serve
 
 import taskq
+from taskq.embedded_binaries import ServerUser
 
-TEMPLATE = "taskq_template"
+TEMPLATE = f"template_{os.getpid()}"
 _numbers = count(1)
 
 
@@ -40,25 +42,29 @@ def anyio_backend() -> str:
 @pytest.fixture(scope="session")
 def pg_server() -> Iterator[Server]:
     """The session's throwaway server."""
+    if running := os.environ.get("TASKQ_TEST_SERVER"):
+        yield Server("", Path(), Path(), Path(running), Path(), 0, ServerUser.current())
+        return
     with serve() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def template(pg_server: Server) -> str:
+def template(pg_server: Server) -> Iterator[str]:
     """The name of a database to which all migrations have been applied; every ``dsn`` is a clone of it."""
     from taskq import migrate
 
     _create(pg_server, TEMPLATE)
     folder = os.environ.get("TASKQ_TEST_MIGRATIONS")
     migrate.up(pg_server.dsn(TEMPLATE), folder=Path(folder) if folder else None)
-    return TEMPLATE
+    yield TEMPLATE
+    _drop(pg_server, TEMPLATE)
 
 
 @pytest.fixture
 def dsn(pg_server: Server, template: str) -> Iterator[str]:
     """A fresh migrated database, dropped after the test whoever is still connected."""
-    name = _create(pg_server, f"test_{next(_numbers)}", template=template)
+    name = _create(pg_server, f"test_{os.getpid()}_{next(_numbers)}", template=template)
     yield pg_server.dsn(name)
     _drop(pg_server, name)
 
@@ -66,7 +72,7 @@ def dsn(pg_server: Server, template: str) -> Iterator[str]:
 @pytest.fixture
 def empty_dsn(pg_server: Server) -> Iterator[str]:
     """A fresh database with nothing in it."""
-    name = _create(pg_server, f"test_{next(_numbers)}")
+    name = _create(pg_server, f"test_{os.getpid()}_{next(_numbers)}")
     yield pg_server.dsn(name)
     _drop(pg_server, name)
 

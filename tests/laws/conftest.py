@@ -30,12 +30,12 @@ def clone(server: Server, template: str, name: str) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def shared_dsn(pg_server: Server, template: str) -> Iterator[str]:
     """A migrated database in which nothing is ever committed."""
-    yield from clone(pg_server, template, "laws")
+    yield from clone(pg_server, template, f"{template}_laws")
 
 
 @pytest.fixture(scope="session")
 def cloned_for_races(pg_server: Server, template: str) -> Iterator[str]:
-    yield from clone(pg_server, template, "races")
+    yield from clone(pg_server, template, f"{template}_races")
 
 
 @pytest.fixture

@@ -129,6 +129,19 @@ def test_an_old_end_sent_again_beside_the_current_one_changes_nothing(conn: Conn
     assert violations(conn) == []
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(("old", "now"), [("release", "retry"), ("retry", "snooze"), ("snooze", "release")])
+def test_the_outcome_on_record_is_that_of_its_own_epoch(conn: Conn, old: str, now: str, order: int) -> None:
+    worker, job = running(conn)
+    assert end(conn, worker, End(job, 1, old, 1)) == 1
+    assert claim_one(conn, worker)["claim_epoch"] == 2
+    sent = [End(job, 1, old, 1), End(job, 2, now, 2, delay=60)]
+    assert exchange(conn, worker, sent[::order]) == []
+    found = rows(conn, "select claim_epoch, outcome_id from taskq.attempts where job_id = %s order by 1", job)
+    assert [(row["claim_epoch"], row["outcome_id"]) for row in found] == [(1, 1), (2, 2)]
+    assert violations(conn) == []
+
+
 @pytest.mark.parametrize("first", ["succeeded", "failed", "retry", "release"])
 def test_a_second_outcome_in_a_later_exchange_is_missed_and_changes_nothing(conn: Conn, first: str) -> None:
     worker, job = running(conn)

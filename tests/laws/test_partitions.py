@@ -132,7 +132,9 @@ def test_retention_drops_expired_partitions_and_notes_pruned_attempts(conn: Conn
 
 
 def test_retention_gives_up_soon_when_the_table_is_busy(dsn: str) -> None:
+    settings = "select proconfig as set from pg_proc where proname = 'drop_expired_partition'"
     with sessions(dsn, 2) as [reader, leader]:
+        assert "lock_timeout=200ms" in one(leader.conn, settings)
         control_clock(leader.conn)
         shift_clock(leader.conn, "40 days")
         for parent in ("history", "ledger"):

@@ -46,7 +46,8 @@ def dsn(races_dsn: str) -> str:
 
 @pytest.fixture
 def conn(dsn: str) -> Iterator[Conn]:
-    with psycopg.connect(dsn, autocommit=True) as connection:
+    # What must skip a locked row would otherwise wait for the test itself, for ever.
+    with psycopg.connect(dsn, autocommit=True, options="-c lock_timeout=5s") as connection:
         yield connection
         assert violations(connection) == []
 

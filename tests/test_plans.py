@@ -1,0 +1,240 @@
+"""The plans of the hot statements, inside their functions: which index, how many rows thrown away, how many buffers.
+
+The server explains them as they run (auto_explain, sent to the client), so what is looked at is the plan that was
+cached, not one made for the test. Each connection first calls the functions while the table is empty and analysed as
+empty: the plan that a worker has cached on a new installation must do for a burst as well. Time is never asserted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from psycopg.errors import Diagnostic
+from sql import (
+    BACK,
+    Conn,
+    End,
+    claim,
+    end,
+    enqueue,
+    exchange,
+    policy,
+    register,
+    rows,
+)
+
+Node = dict[str, Any]
+ALL_LANES = [(queue, priority) for priority in range(9, -1, -1) for queue in ("mail",)]
+
+
+class Explained:
+    """The plans of one call, by what their statement does to jobs."""
+
+    def __init__(self, notices: list[dict[str, Any]]) -> None:
+        self.plans = [(str(n["Query Text"]), n["Plan"]) for n in notices]
+
+    def of(self, text: str) -> Node:
+        """The plan of the one statement that has this text in it."""
+        found = [plan for query, plan in self.plans if text in query and "taskq.exchange(" not in query]
+        assert len(found) == 1, (text, [query for query, _ in self.plans])
+        return found[0]
+
+
+@contextmanager
+def explained(conn: Conn) -> Iterator[list[dict[str, Any]]]:
+    """Collect the plans of what runs inside the block."""
+    seen: list[dict[str, Any]] = []
+
+    def keep(notice: Diagnostic) -> None:
+        text = notice.message_primary or ""
+        if "plan:" in text:
+            seen.append(json.loads(text[text.index("plan:") + 5 :]))
+
+    conn.add_notice_handler(keep)
+    conn.execute("set client_min_messages = log")
+    try:
+        yield seen
+    finally:
+        conn.execute("reset client_min_messages")
+        conn.remove_notice_handler(keep)
+
+
+def nodes(plan: Node) -> Iterator[Node]:
+    yield plan
+    for child in plan.get("Plans", []):
+        yield from nodes(child)
+
+
+def buffers(plan: Node) -> int:
+    return int(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+
+
+def discarded(plan: Node) -> int:
+    """Rows thrown away by filters and rechecks, over all loops."""
+    names = ("Rows Removed by Filter", "Rows Removed by Index Recheck", "Rows Removed by Join Filter")
+    return sum(int(node.get(name, 0) * node["Actual Loops"]) for node in nodes(plan) for name in names)
+
+
+def scans(plan: Node) -> set[tuple[str, str]]:
+    """How jobs is read: (node type, index)."""
+    return {
+        (node["Node Type"], node.get("Index Name", ""))
+        for node in nodes(plan)
+        if node.get("Relation Name") == "jobs" and node["Node Type"] != "ModifyTable"
+    }
+
+
+@pytest.fixture
+def conn(dsn: str) -> Iterator[Conn]:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute("load 'auto_explain'")
+        for name, value in (
+            ("log_min_duration", "0"),
+            ("log_nested_statements", "on"),
+            ("log_analyze", "on"),
+            ("log_buffers", "on"),
+            ("log_timing", "off"),
+            ("log_format", "json"),
+        ):
+            connection.execute(f"set auto_explain.{name} = '{value}'")  # type: ignore[arg-type]
+        connection.execute("alter table taskq.jobs set (autovacuum_enabled = off)")
+        yield connection
+
+
+def fill(conn: Conn, n: int, *, queue: str = "q", run_at: str = "now() - interval '1 hour'") -> None:
+    """Waiting jobs in random order of their due time within a minute, and in random order on disk."""
+    conn.execute(
+        "insert into taskq.jobs (run_at, created_at, max_attempts, queue, task, policy_id, payload, priority)"
+        f" select {run_at} + random() * interval '1 min', now(), 3, %s, 't', 'p', '{{}}', 5"  # type: ignore[arg-type]
+        " from generate_series(1, %s)",
+        (queue, n),
+    )
+
+
+def warm_up(conn: Conn, queue: str = "q") -> Any:
+    """Call every hot path once while jobs is empty and known to be, so that its plans are cached; gives a worker."""
+    policy(conn)
+    worker = register(conn, queues=(queue,), lease=3600)
+    conn.execute("analyze taskq.jobs")
+    for n in (1, 2):
+        ends = [End(uuid4(), 1, outcome, n) for outcome in ("succeeded", *BACK)]
+        assert {row["kind"] for row in exchange(conn, worker, ends, 10, lanes=[(queue, 5)])} == {"missed"}
+    return worker
+
+
+@pytest.mark.parametrize("statistics", ["stale", "fresh"])
+def test_claims_and_ends_go_by_their_indexes_at_every_size(conn: Conn, statistics: str) -> None:
+    worker = warm_up(conn)
+    fill(conn, 200_000)
+    if statistics == "fresh":
+        conn.execute("analyze taskq.jobs")
+    for n in (10, 500):
+        for outcome in ("succeeded", "failed", "retry", "release"):
+            with explained(conn) as notices:
+                claimed = claim(conn, worker, n)
+            assert len(claimed) == n
+            plan = Explained(notices).of("for update skip locked")
+            assert scans(plan) == {("Index Scan", "jobs_claim"), ("Tid Scan", "")}, (n, outcome)
+            assert discarded(plan) <= 1_000
+            assert buffers(plan) <= 200 + 20 * n
+
+            ends = [End(row["job_id"], row["claim_epoch"], outcome, 1, delay=3600) for row in claimed]
+            with explained(conn) as notices:
+                assert end(conn, worker, *ends) == n
+            found = Explained(notices)
+            plan = found.of("delete from taskq.jobs")
+            assert scans(plan) == {("Index Scan", "jobs_pkey")}, (n, outcome)
+            assert discarded(plan) <= 2 * n
+            assert buffers(plan) <= 200 + 20 * n
+            if outcome in BACK:
+                for text in ("order by j.id for update", "set status = 'pending'"):
+                    plan = found.of(text)
+                    assert scans(plan) == {("Index Scan", "jobs_pkey")}, (n, outcome)
+                    assert discarded(plan) <= 2 * n
+                    assert buffers(plan) <= 200 + 30 * n
+
+
+@pytest.mark.parametrize("statistics", ["stale", "fresh"])
+def test_a_claim_is_not_slowed_by_the_backlog_of_another_queue_or_by_what_is_due_later(
+    conn: Conn, statistics: str
+) -> None:
+    worker = warm_up(conn, "mail")
+    fill(conn, 200_000, queue="bulk", run_at="now() - interval '1 day'")
+    fill(conn, 200_000, queue="mail", run_at="now() + interval '30 days'")
+    fill(conn, 10, queue="mail")
+    if statistics == "fresh":
+        conn.execute("analyze taskq.jobs")
+    for limit in (10, 500):
+        with conn.transaction(force_rollback=True):
+            with explained(conn) as notices:
+                assert len(claim(conn, worker, limit, lanes=ALL_LANES)) == 10
+            plan = Explained(notices).of("for update skip locked")
+            assert scans(plan) == {("Index Scan", "jobs_claim"), ("Tid Scan", "")}
+            assert buffers(plan) < 200
+            assert discarded(plan) < 1_000
+
+
+def test_the_cost_of_a_claim_does_not_grow_with_what_is_due_later(conn: Conn) -> None:
+    worker = warm_up(conn)
+    cost = []
+    for far in (10_000, 190_000):
+        fill(conn, far, run_at="now() + interval '30 days'")
+        for statistics in ("stale", "fresh"):
+            if statistics == "fresh":
+                conn.execute("analyze taskq.jobs")
+            fill(conn, 100)
+            with explained(conn) as notices:
+                claimed = claim(conn, worker, 200)
+            assert len(claimed) == 100
+            plan = Explained(notices).of("for update skip locked")
+            assert scans(plan) == {("Index Scan", "jobs_claim"), ("Tid Scan", "")}
+            assert discarded(plan) == 0
+            cost.append(buffers(plan))
+            assert end(conn, worker, *(End(row["job_id"], 1) for row in claimed)) == 100
+    assert max(cost[2:]) <= 2 * min(cost[:2]), cost
+
+
+def test_jobs_that_do_not_fit_are_counted_against_the_claim_once(conn: Conn) -> None:
+    """Unknown tasks and used-up jobs at the front are walked over, never claimed, and found by their own indexes."""
+    worker = warm_up(conn)
+    fill(conn, 500)
+    conn.execute("update taskq.jobs set attempt = max_attempts")
+    fill(conn, 10, run_at="now() - interval '1 min'")
+    conn.execute("analyze taskq.jobs")
+    with explained(conn) as notices:
+        assert len(claim(conn, worker, 10)) == 10
+    assert discarded(Explained(notices).of("for update skip locked")) <= 500
+    fill(conn, 100_000)
+    with explained(conn) as notices:
+        assert rows(conn, "select taskq.sweep() as n") == [{"n": 500}]
+    plan = Explained(notices).of("j.attempt >= j.max_attempts")
+    assert scans(plan) == {("Index Scan", "jobs_exhausted")}
+    assert discarded(plan) == 0
+
+
+def test_what_the_leader_and_a_renewal_look_for_goes_by_indexes(conn: Conn) -> None:
+    worker = warm_up(conn)
+    fill(conn, 100_000)
+    lost = register(conn)
+    claim(conn, lost, 300)
+    claim(conn, worker, 20)
+    enqueue(conn, deadline_in=0.001)
+    conn.execute("update taskq.workers set status = 'lost' where id = %s", (lost,))
+    conn.execute("analyze taskq.jobs")
+    for call, text, index, most in (
+        ("taskq.settle_lost(200)", "for update of j skip locked", "jobs_claimed_by", 2_000),
+        (f"taskq.renew('{worker}')", "j.cancel_requested_at is not null", "jobs_claimed_by", 200),
+        ("taskq.sweep()", "j.deadline <= taskq.now()", "jobs_deadline", 50),
+    ):
+        with explained(conn) as notices:
+            rows(conn, f"select * from {call}")
+        found = [plan for query, plan in Explained(notices).plans if text in query]
+        assert found, text
+        assert {index for _, index in scans(found[0])} == {index}, text
+        assert buffers(found[0]) <= most, text
