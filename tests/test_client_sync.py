@@ -152,18 +152,21 @@ def test_threads_share_few_connections(shop: Shop, dsn: str, conn: psycopg.Conne
 
 def test_a_forked_child_opens_connections_of_its_own(shop: Shop, conn: psycopg.Connection) -> None:
     shop.double.enqueue_sync(1)
+    count = "select count(*) from pg_stat_activity where application_name = 'taskq' and datname = current_database()"
     child = os.fork()
     if child == 0:
         code = 1
         try:
             shop.double.enqueue_sync(2)
-            shop.app.close_sync()
-            code = 0
+            shop.app.get_sync(shop.double.enqueue_sync(2).id)
+            # The parent's connection and one of the child's own.
+            with shop.app._sync.pool.connection() as mine:
+                code = 0 if mine.execute(count).fetchone() == (2,) else 2
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     shop.double.enqueue_sync(3)
-    assert stored(conn) == 3
+    assert stored(conn) == 4
 
 
 def test_another_schema(empty_dsn: str) -> None:
