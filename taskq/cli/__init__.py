@@ -17,15 +17,22 @@ from taskq.cli.output import run_cli
 
 __all__ = ["COMMANDS", "build", "main"]
 
-COMMANDS: dict[str, str] = {
-    "worker": "taskq.cli.worker",
-    "migrate": "taskq.cli.migrate",
+COMMANDS: dict[str, tuple[str, str]] = {
+    "worker": ("taskq.cli.worker", "Run a worker for an app."),
+    "dev": ("taskq.cli.dev", "Start a PostgreSQL for development, and a worker beside it."),
+    "demo": ("taskq.cli.demo", "See a worker killed half-way, and nothing lost."),
+    "enqueue": ("taskq.cli.enqueue", "Enqueue one job and print its id."),
+    "jobs": ("taskq.cli.jobs", "Look at jobs and steer them."),
+    "queues": ("taskq.cli.queues", "Look at queues, pause and resume them."),
+    "workers": ("taskq.cli.workers", "Look at worker processes."),
+    "verify": ("taskq.cli.verify", "Check that nothing was lost, doubled or miscounted."),
+    "migrate": ("taskq.cli.migrate", "Bring the database's schema up to date, and see where it stands."),
 }
-"""Subcommand to module, in the order in which help lists them."""
+"""Subcommand to its module and what help says of it, in the order in which help lists them."""
 
 
 def build(argv: Sequence[str]) -> typer.Typer:
-    """The root command with the subcommand that ``argv`` names, or with all of them if it names none."""
+    """The root command with the subcommand that ``argv`` names, or with a stand-in for each if it names none."""
     root = typer.Typer(
         name="taskq",
         no_args_is_help=True,
@@ -38,14 +45,21 @@ def build(argv: Sequence[str]) -> typer.Typer:
     def callback() -> None:
         """A job queue on PostgreSQL whose side effects are never silently repeated and never silently lost."""
 
-    wanted = [argv[0]] if argv and argv[0] in COMMANDS else list(COMMANDS)
-    for name in wanted:
-        module = importlib.import_module(COMMANDS[name])
-        if hasattr(module, "app"):
-            root.add_typer(module.app, name=name)
-        else:
-            root.command(name)(module.command)
+    wanted = argv[0] if argv and argv[0] in COMMANDS else None
+    for name, (module_name, said) in COMMANDS.items():
+        if wanted is None:
+            root.command(name, help=said)(_stand_in)
+        elif name == wanted:
+            module = importlib.import_module(module_name)
+            if hasattr(module, "app"):
+                root.add_typer(module.app, name=name)
+            else:
+                root.command(name)(module.command)
     return root
+
+
+def _stand_in() -> None:
+    """Only listed: a command that is called is loaded."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

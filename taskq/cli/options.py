@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DsnOption", "JsonOption", "SchemaOption"]
+__all__ = ["DsnOption", "JsonOption", "LimitOption", "ReasonOption", "SchemaOption", "SinceOption"]
 
 DsnOption = Annotated[
     str | None, typer.Option("--dsn", help="The database [TASKQ_DSN].", metavar="URL", show_default=False)
@@ -15,3 +15,9 @@ SchemaOption = Annotated[
     str | None, typer.Option("--schema", help="The schema, taskq by default [TASKQ_SCHEMA].", show_default=False)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+LimitOption = Annotated[int, typer.Option("--limit", min=1, max=10_000, help="The most rows to show.")]
+ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why; it goes on the record.", show_default=False)]
+SinceOption = Annotated[
+    str | None,
+    typer.Option("--since", help="A duration before now, such as 2h, or an instant in ISO 8601.", metavar="T"),
+]

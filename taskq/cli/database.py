@@ -1,0 +1,136 @@
+"""How the commands ask the database: named queries of ``db/sql/cli.sql`` on one psycopg connection, errors in words."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import typer
+from psycopg.rows import dict_row
+
+from taskq.client.answers import translated
+from taskq.db.pools import connect_sync
+from taskq.db.queries import load as load_queries
+from taskq.durations import parse_duration
+from taskq.errors import InvalidDuration, TaskQError
+from taskq.settings import load
+
+__all__ = ["Database", "actor", "instant", "job_id", "moment", "open_database"]
+
+LIST_TIMEOUT = "30s"
+"""A list that takes longer is given up: it would read a large part of history for a few rows."""
+
+
+class Database:
+    """One connection and the queries of a schema. Rows come as dicts."""
+
+    def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
+        self._connection = connection
+        self._queries = load_queries("cli", schema)
+        self.schema = schema
+
+    def rows(self, query: str, *arguments: Any) -> list[dict[str, Any]]:
+        """All rows of a named query.
+
+        Raises:
+            TaskQError: The database refuses, or cannot do it; one class for each of taskq's own refusals.
+        """
+        try:
+            with translated(self.schema):
+                cursor = psycopg.RawCursor(self._connection, row_factory=dict_row)
+                return cursor.execute(self._queries[query].encode(), arguments).fetchall()
+        except psycopg.errors.QueryCanceled:
+            raise TaskQError(f"the database took longer than {LIST_TIMEOUT}; ask for less, with --since") from None
+        except psycopg.errors.InsufficientPrivilege as exc:
+            raise TaskQError(f"the database's user may not do this: {exc}; use a role with the right to it") from None
+        except psycopg.Error as exc:
+            raise TaskQError(f"the database refused: {exc}") from None
+
+    def value(self, query: str, *arguments: Any) -> Any:
+        """The one value of a named query."""
+        return next(iter(self.rows(query, *arguments)[0].values()))
+
+    def bounded_rows(self, query: str, *arguments: Any) -> list[dict[str, Any]]:
+        """Like ``rows``, given up after ``LIST_TIMEOUT``."""
+        with self._connection.transaction():
+            self.rows("bounded", LIST_TIMEOUT)
+            return self.rows(query, *arguments)
+
+
+@contextmanager
+def open_database(dsn: str | None, schema: str | None) -> Iterator[Database]:
+    """The database that flags and settings name, for the length of the block.
+
+    Raises:
+        ConfigurationError: No database is named, or a setting is wrong.
+        DatabaseUnavailable: It cannot be reached.
+    """
+    settings = load(dsn=dsn, schema=schema)
+    connection = connect_sync(settings.dsn, name="taskq cli", prepare_threshold=None)
+    try:
+        yield Database(connection, settings.schema)
+    finally:
+        connection.close()
+
+
+def actor() -> str:
+    """Who acts, for the record: ``user@host`` of the operating system."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a user id without a name
+        user = f"uid-{os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
+
+
+def job_id(text: str) -> str:
+    """A job's id as the database writes it.
+
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    try:
+        return str(UUID(text))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not the id of a job, such as 01999999-0000-7000-8000-000000000000"
+        ) from None
+
+
+def instant(text: str) -> datetime:
+    """An instant in ISO 8601; without an offset it is local time.
+
+    Raises:
+        typer.BadParameter: It is none.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+        return found if found.tzinfo else found.astimezone()
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(f"{text!r} is not an instant, such as 2031-05-01T12:00:00+02:00") from None
+
+
+def moment(text: str | None) -> tuple[datetime | None, float | None]:
+    """A moment in the past: an instant, or seconds before now by the database's clock; both None for no text.
+
+    Raises:
+        typer.BadParameter: It is neither.
+    """
+    if text is None:
+        return None, None
+    try:
+        return None, parse_duration(text)
+    except InvalidDuration:
+        pass
+    try:
+        return instant(text), None
+    except typer.BadParameter:
+        raise typer.BadParameter(
+            f"{text!r} is neither a duration before now, such as 30m or 2h, nor an instant in ISO 8601"
+        ) from None
