@@ -1,33 +1,40 @@
 """taskq: a job queue on PostgreSQL whose side effects are never silently repeated and never silently lost.
 
 An application makes one ``TaskQ``, registers functions with ``@app.task``, and enqueues jobs, in its own transaction if
-it likes; workers (``taskq worker``) claim and run them. These are the public names, and nothing else happens here.
+it likes; workers (``taskq worker``) claim and run them. These are the public names, each
+imported when it is first used, so that the command line starts quickly.
 """
 
-from taskq.app import TaskQ
-from taskq.client.requests import JobRequest
-from taskq.context import JobContext
-from taskq.errors import (
-    ConfigurationError,
-    DatabaseUnavailable,
-    FencedOut,
-    IdempotencyConflict,
-    InvalidPolicy,
-    InvalidRequest,
-    JobCancelled,
-    JobFailed,
-    JobNotFound,
-    PayloadError,
-    ResultTimeout,
-    TaskDefinitionError,
-    TaskQError,
-    UniqueKeyHeld,
-    WrongState,
-)
-from taskq.handle import Job, JobInfo
-from taskq.outcomes import RetryAfter, Snooze
-from taskq.policy import ExecutionPolicy, PolicyLayer, Retry, constant, exponential, linear
-from taskq.tasks import BoundTask, Task
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from taskq.app import TaskQ
+    from taskq.client.requests import JobRequest
+    from taskq.context import JobContext
+    from taskq.errors import (
+        ConfigurationError,
+        DatabaseUnavailable,
+        FencedOut,
+        IdempotencyConflict,
+        InvalidPolicy,
+        InvalidRequest,
+        JobCancelled,
+        JobFailed,
+        JobNotFound,
+        PayloadError,
+        ResultTimeout,
+        TaskDefinitionError,
+        TaskQError,
+        UniqueKeyHeld,
+        WrongState,
+    )
+    from taskq.handle import Job, JobInfo
+    from taskq.outcomes import RetryAfter, Snooze
+    from taskq.policy import ExecutionPolicy, PolicyLayer, Retry, constant, exponential, linear
+    from taskq.tasks import BoundTask, Task
 
 __all__ = [
     "BoundTask",
@@ -61,3 +68,58 @@ __all__ = [
     "exponential",
     "linear",
 ]
+
+_HOMES = {
+    "taskq.app": ("TaskQ",),
+    "taskq.client.requests": ("JobRequest",),
+    "taskq.context": ("JobContext",),
+    "taskq.errors": (
+        "ConfigurationError",
+        "DatabaseUnavailable",
+        "FencedOut",
+        "IdempotencyConflict",
+        "InvalidPolicy",
+        "InvalidRequest",
+        "JobCancelled",
+        "JobFailed",
+        "JobNotFound",
+        "PayloadError",
+        "ResultTimeout",
+        "TaskDefinitionError",
+        "TaskQError",
+        "UniqueKeyHeld",
+        "WrongState",
+    ),
+    "taskq.handle": (
+        "Job",
+        "JobInfo",
+    ),
+    "taskq.outcomes": (
+        "RetryAfter",
+        "Snooze",
+    ),
+    "taskq.policy": (
+        "ExecutionPolicy",
+        "PolicyLayer",
+        "Retry",
+        "constant",
+        "exponential",
+        "linear",
+    ),
+    "taskq.tasks": (
+        "BoundTask",
+        "Task",
+    ),
+}
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOME_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,9 +8,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import msgspec
-import structlog
 
 from taskq.errors import JobCancelled
+from taskq.telemetry import get_logger
 
 __all__ = ["JobContext"]
 
@@ -95,7 +95,7 @@ class JobContext:
     def logger(self) -> Any:
         """A structlog logger that carries ``job_id``, ``task`` and ``claim_epoch``."""
         if self._logger is None:
-            self._logger = structlog.get_logger("taskq.job").bind(
+            self._logger = get_logger("job").bind(
                 job_id=str(self.job_id), task=self.task, claim_epoch=self.claim_epoch, attempt=self.attempt
             )
         return self._logger

@@ -34,11 +34,10 @@ from subprocess import SubprocessError
 from types import TracebackType
 from typing import Self
 
-import structlog
-
 from taskq.embedded_binaries import ServerUser, find_binaries, make_folder, refuse_foreign_folder
 from taskq.embedded_cluster import Cluster
 from taskq.errors import EmbeddedPostgresError
+from taskq.telemetry import get_logger
 
 __all__ = ["EmbeddedPostgres", "default_data_dir", "find_binaries"]
 
@@ -46,7 +45,7 @@ LOCK_TIMEOUT = 300.0
 """Seconds to wait for another process that starts or stops the server; more than either may take."""
 
 _OURS = {"listen_addresses", "unix_socket_directories", "unix_socket_permissions", "port", "data_directory"}
-_log = structlog.get_logger("taskq.embedded")
+_log = get_logger("embedded")
 
 
 def default_data_dir() -> Path:

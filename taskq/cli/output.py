@@ -13,7 +13,6 @@ from enum import IntEnum
 from typing import Any, Protocol, runtime_checkable
 from uuid import UUID
 
-import psycopg
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -61,9 +60,6 @@ def run_cli(command: Callable[[], object], args: Sequence[str] = ()) -> int:
         return _error(exc, ExitCode.NO_CONNECTION)
     except TaskQError as exc:
         return _error(exc, ExitCode.FAILED)
-    except psycopg.OperationalError as exc:
-        code = ExitCode.FAILED if exc.sqlstate else ExitCode.NO_CONNECTION
-        return _error(exc, code, "the database did not answer as expected: ")
     except BrokenPipeError:
         # The reader of our output has gone; leave nothing for Python to flush into the closed pipe at exit.
         sys.stdout = None
@@ -72,10 +68,18 @@ def run_cli(command: Callable[[], object], args: Sequence[str] = ()) -> int:
         note("interrupted")
         return ExitCode.INTERRUPTED
     except Exception as exc:
+        if isinstance(exc, _driver_errors()):
+            code = ExitCode.FAILED if getattr(exc, "sqlstate", None) else ExitCode.NO_CONNECTION
+            return _error(exc, code, "the database did not answer as expected: ")
         # The usage errors of typer have no common public class over the versions that taskq supports.
         if not isinstance(exc, _UsageError):
             raise
         return _usage(exc, args)
+
+
+def _driver_errors() -> tuple[type[Exception], ...]:
+    """What psycopg may have raised: nothing as long as no command has imported it."""
+    return (sys.modules["psycopg"].OperationalError,) if "psycopg" in sys.modules else ()
 
 
 def _error(exc: Exception, code: ExitCode, prefix: str = "") -> int:
