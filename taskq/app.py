@@ -120,7 +120,6 @@ class TaskQ:
         max_recoveries: int | Unset = UNSET,
         max_retry_afters: int | Unset = UNSET,
         max_snoozes: int | Unset = UNSET,
-        retention: Duration | Unset | None = UNSET,
     ) -> TaskDecorator: ...
     def task(self, fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **layer: Any) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", timeout="30s")``.
@@ -134,7 +133,7 @@ class TaskQ:
                 long as jobs of it are stored, wherever the function moves.
             **layer: What the task says about the policy: queue, priority (0 to 9, higher first), retry,
                 max_attempts, timeout, deadline (from enqueue), effect_class (``"pure"`` or ``"idempotent"``),
-                max_recoveries, max_retry_afters, max_snoozes, retention. Durations as ``"30s"`` or seconds. Without
+                max_recoveries, max_retry_afters, max_snoozes. Durations as ``"30s"`` or seconds. Without
                 a retry: three attempts, about 5 s and 10 s apart.
 
         Raises:

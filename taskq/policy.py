@@ -260,7 +260,6 @@ class ExecutionPolicy:
         max_recoveries: How often the job may be with a worker that is lost.
         max_retry_afters: How often the body may raise ``RetryAfter``.
         max_snoozes: How often the body may raise ``Snooze``.
-        retention: How long the finished job is kept, if shorter than the installation's.
 
     Raises:
         InvalidPolicy: A value is out of its bounds; the message names the field and the cure.
@@ -276,14 +275,13 @@ class ExecutionPolicy:
     max_recoveries: int = 10
     max_retry_afters: int = 100
     max_snoozes: int = 1000
-    retention: float | None = None
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
         _check_int("priority", self.priority, 0, 9)
         if not isinstance(self.retry, Retry):
             raise InvalidPolicy(f"retry is {self.retry!r}; give Retry(max_attempts=..., backoff=...)")
-        for name in ("timeout", "deadline", "retention"):
+        for name in ("timeout", "deadline"):
             value = getattr(self, name)
             if value is not None:
                 seconds = _duration(name, value)
@@ -345,7 +343,6 @@ _PLAIN = (
     "max_recoveries",
     "max_retry_afters",
     "max_snoozes",
-    "retention",
 )
 _DEFAULT_SPEC = ExecutionPolicy().spec()
 
@@ -379,7 +376,6 @@ class PolicyLayer:
     max_recoveries: int | Unset = UNSET
     max_retry_afters: int | Unset = UNSET
     max_snoozes: int | Unset = UNSET
-    retention: Duration | Unset | None = UNSET
 
 
 def resolve(*layers: PolicyLayer) -> ExecutionPolicy:

@@ -123,7 +123,7 @@ def test_without_a_limit_attempts_are_as_many_as_the_column_holds() -> None:
 
 POLICIES = [
     ExecutionPolicy(),
-    ExecutionPolicy(queue="mail", priority=9, timeout=30, deadline=3600.5, effect_class="pure", retention=86_400),
+    ExecutionPolicy(queue="mail", priority=9, timeout=30, deadline=3600.5, effect_class="pure"),
     ExecutionPolicy(retry=Retry(7, linear("1s", cap="1m"), on=[ValueError], give_up_on=[KeyError]), max_recoveries=0),
 ]
 
@@ -178,7 +178,6 @@ def test_the_nearest_layer_wins() -> None:
         ({"timeout": "soon"}, "timeout"),
         ({"timeout": 0}, "timeout"),
         ({"deadline": -1}, "deadline"),
-        ({"retention": "x"}, "retention"),
         ({"retry": 3}, "retry"),
         ({"max_attempts": 0}, "max_attempts"),
         ({"max_recoveries": -1}, "max_recoveries"),
