@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,11 @@ def choose_database(app: TaskQ, settings: Settings) -> str:
     return dsn
 
 
-def run_worker(app: TaskQ, dsn: str, options: WorkerOptions) -> int:
+def run_worker(app: TaskQ, dsn: str, options: WorkerOptions, *, at_exit: Callable[[], None] | None = None) -> int:
     """Run a worker until it is stopped by SIGTERM or SIGINT; give its exit code.
 
     Ends the process itself, with that code, where threads are left that cannot be stopped: the interpreter would wait
-    for them at its exit.
+    for them at its exit. What the caller has to do at the end is then done by ``at_exit``.
 
     Raises:
         DatabaseUnavailable: The database cannot be reached at boot.
@@ -100,7 +101,8 @@ def run_worker(app: TaskQ, dsn: str, options: WorkerOptions) -> int:
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         code = runner.run(_run(worker, app, dsn))
         if worker.abandoned_threads:
-            app.close_sync()
+            if at_exit is not None:
+                at_exit()
             logging.shutdown()
             sys.stdout.flush()
             sys.stderr.flush()
