@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import anyio
 import anyio.to_thread
 import psycopg
 import pytest
@@ -124,7 +125,8 @@ class Reader:
         compiled = compile(source, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         before = len(self.printed)
         if compiled.co_flags & inspect.CO_COROUTINE:
-            await eval(compiled, self.names)
+            with anyio.fail_after(LONG):
+                await eval(compiled, self.names)
             how = "run in an event loop"
         else:
             await anyio.to_thread.run_sync(exec, compiled, self.names)
@@ -141,9 +143,8 @@ class Reader:
     # SQL ------------------------------------------------------------------------------------------------------------
 
     def _sql(self, text: str) -> str:
-        statement = re.sub(r":'(\w+)'", lambda m: "'" + str(self.names[m[1]]).replace("'", "''") + "'", text)
         with psycopg.connect(self.dsn) as conn:
-            conn.execute(statement.encode())
+            conn.execute(text.encode())
         return "run in the database"
 
     # Settings -------------------------------------------------------------------------------------------------------
@@ -204,7 +205,7 @@ class Reader:
             case ["taskq", "worker", *_, "&"]:
                 self._start(words[:-1])
                 return "started", ""
-            case ["taskq", name, *_] if name in NOT_RUN:
+            case ["taskq", name, *_] if name in NOT_RUN or "ID" in words:
                 self._compare_with_help(words)
                 return "compared with --help", ""
             case ["taskq", *_]:
@@ -245,7 +246,7 @@ class Reader:
 
     def _compare_with_help(self, words: list[str]) -> None:
         """The command and every flag of the line are known to the CLI."""
-        at: Any = typer.main.get_command(build([]))
+        at: Any = typer.main.get_command(build(words[1:]))
         rest = words[1:]
         while rest and getattr(at, "commands", None):
             assert rest[0] in at.commands, f"there is no command {' '.join(words[:2])}"

@@ -5,10 +5,11 @@ Conventions for the blocks of README.md and docs/:
 - ``python``: the blocks of a page share their names. A block whose first line is ``# NAME.py`` is written to that file
   and imported; ``taskq worker NAME:app`` finds it. A block with a top-level ``await`` runs in an event loop, any other
   in a thread without one. Where a line is ``print(...)  # TEXT``, TEXT is what it must print (``...`` is anything).
-- ``sql``: run in the page's database; ``:'name'`` is the Python name of the page.
+- ``sql``: run in the page's database, and committed.
 - ``console``: each ``$ command`` is run by a shell in the page's folder, must end with 0, and prints the lines shown
   below it in that order. ``taskq worker ... &`` is started for real and lives until ``kill $!`` or the end of the
-  page. What starts a server of its own, or never ends, is compared with the CLI's own list of commands and flags.
+  page. What starts a server of its own, never ends, or names a job ``ID``, is compared with the CLI's commands and
+  flags. What is not taskq's (make, pip, docker, apt-get) is looked up where it is defined.
 - ``toml``: read as settings. ``text`` or nothing: shown only.
 
 A block in any other language, and a command that nobody knows how to check, fails.
@@ -16,14 +17,12 @@ A block in any other language, and a command that nobody knows how to check, fai
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import re
 import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import psycopg
 import pytest
@@ -131,48 +130,6 @@ def test_every_sqlstate_that_the_schema_raises_has_its_exception() -> None:
     raised = set(re.findall(r"'(WF\d{3})'", source))
     known = {c.sqlstate for c in errors.DatabaseRefusal.__subclasses__()} | {errors.EFFECT_CLASS_SQLSTATE}
     assert raised == known
-
-
-def events() -> dict[str, set[str]]:
-    """Every log event of the package with the fields that its calls spell out."""
-    found: dict[str, set[str]] = {}
-    for path in (ROOT / "taskq").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
-                continue
-            owner = node.func.value
-            owned = owner.id if isinstance(owner, ast.Name) else owner.func.id if _called(owner) else ""
-            if owned not in ("log", "_log", "get_logger") or node.func.attr == "bind":
-                continue
-            for name in event_names(node.args[0]):
-                found.setdefault(name, set()).update(k.arg for k in node.keywords if k.arg)
-    return found
-
-
-def _called(node: Any) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-
-
-def event_names(node: ast.expr) -> list[str]:
-    match node:
-        case ast.Constant(value=str(name)):
-            return [name]
-        case ast.IfExp(body=one, orelse=other):
-            return event_names(one) + event_names(other)
-        case ast.JoinedStr(values=[ast.Constant(value="job."), _]):
-            return ["job.retry", "job.retry_after", "job.snooze"]
-    raise AssertionError(f"an event whose name cannot be read: {ast.dump(node)}")
-
-
-def test_every_log_event_is_listed_with_its_fields() -> None:
-    section = text_of("docs/reference.md").split("## Log events")[1].split("\n## ")[0]
-    listed = {
-        row[1]: set(re.findall(r"`(\w+)`", row[2]))
-        for row in re.finditer(r"^\| `([\w.]+)` \| \w+ \| ([^|]*) \|", section, re.MULTILINE)
-    }
-    found = events()
-    assert set(listed) == set(found)
-    assert {name: fields - listed[name] for name, fields in found.items() if fields - listed[name]} == {}
 
 
 def test_exit_codes_are_those_of_the_worker() -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-import typing
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -19,9 +18,12 @@ from typing import Any
 import psycopg
 import typer
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from doc_events import MEANING, events
+
 import taskq
 from taskq import errors
-from taskq.cli import build
+from taskq.cli import COMMANDS, build
 from taskq.settings import Settings
 from taskq.transitions import TRANSITIONS, Transition
 
@@ -143,7 +145,7 @@ def using() -> str:
 
     text = inspect.cleandoc(Using.__doc__ or "").split("Attributes:\n")[1]
     found = re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert [name for name, _ in found] == list(typing.get_type_hints(Using)), "every option explains itself"
+    assert [name for name, _ in found] == list(Using.__annotations__), "every option explains itself"
     return table(("option", "meaning"), ((code(n), " ".join(about.split()).replace("``", "`")) for n, about in found))
 
 
@@ -178,8 +180,22 @@ def commands() -> str:
                 takes.append(f"`{param.opts[0]}`")
         rows.append((code(path), first_sentence(command.help), " ".join(takes) or "-"))
 
-    walk(typer.main.get_command(build([])), "taskq")
+    for name in COMMANDS:
+        root: Any = typer.main.get_command(build([name]))
+        walk(root.commands[name], f"taskq {name}")
     return table(("command", "what it does", "takes"), rows)
+
+
+def log_events() -> str:
+    """Every log event with its level and fields."""
+    found = events(Path(taskq.__file__ or "").resolve().parent)
+    if missing := sorted(set(found) ^ set(MEANING)):
+        raise RuntimeError(f"tools/doc_events.py and the code differ about {', '.join(missing)}; put MEANING right")
+    rows = (
+        (code(name), level, " ".join(map(code, fields)) or "-", MEANING[name])
+        for name, (level, fields) in found.items()
+    )
+    return table(("event", "level", "fields", "meaning"), rows)
 
 
 def functions(conn: psycopg.Connection[Any]) -> str:
@@ -213,7 +229,7 @@ def sections(dsn: str) -> dict[str, str]:
             "relations": relations,
         }
         made = {name: make(conn) for name, make in from_schema.items()}
-    from_code = (transitions, sqlstates, settings, api, using, policy, commands)
+    from_code = (transitions, sqlstates, settings, api, using, policy, commands, log_events)
     made |= {make.__name__: make() for make in from_code}
     made["methods"] = methods(taskq.TaskQ, taskq.Task, taskq.Job, taskq.JobContext)
     return made

@@ -1,0 +1,96 @@
+"""The log events of taskq: read from the calls in the code, with what each means to people."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+LEVELS = {"debug", "info", "warning", "error", "critical"}
+LOGGERS = ("log", "_log", "get_logger")
+
+MEANING = {
+    "database.refused": "the database answers and refuses; tried again, with growing pauses",
+    "database.unavailable": "a connection failed; tried again, with growing pauses up to a few seconds",
+    "embedded.joined": "another process had started the embedded PostgreSQL",
+    "embedded.not_stopped": "the embedded PostgreSQL could not be stopped",
+    "embedded.settings_kept": "the embedded PostgreSQL runs with other settings, which stay",
+    "embedded.started": "the embedded PostgreSQL was started",
+    "embedded.stopped": "the embedded PostgreSQL was stopped by its last user",
+    "job.abandoned": "a body could not be stopped in time; its job is handed back and the process ends",
+    "job.cancelled": "an attempt ended as cancelled",
+    "job.claim_without_body": "the database had a claim that runs nowhere here; it was released",
+    "job.end_not_decided": "a defect: the end of a body could not be judged; it is recorded as a failure",
+    "job.failed": "the job failed for good",
+    "job.fenced_out": "an end changed nothing: the job had been taken away",
+    "job.outcome_not_stored": "PostgreSQL refused an outcome; the job ends with a minimal failure",
+    "job.released": "an attempt was handed back, no attempt used",
+    "job.retry": "the body failed and is tried again",
+    "job.retry_after": "the body raised RetryAfter",
+    "job.runs_alone": "a job that was on two lost workers runs alone",
+    "job.settled": "the leader settled the claim of a lost worker",
+    "job.snooze": "the body raised Snooze",
+    "job.stranded": "a job that this worker may not claim; left to others",
+    "leader.lost": "another worker leads now",
+    "leader.taken": "this worker leads: it looks after lost workers, partitions and retention",
+    "lease.expiring": "renewal has failed for long; bodies are cancelled",
+    "lease.lost": "a body still ran as the lease ran out; the process ends",
+    "lease.not_renewed": "one renewal failed; tried again",
+    "lease.renewed_again": "renewals are answered again in time",
+    "listen.resumed": "notifications come again",
+    "listen.unavailable": "no notifications; polling goes on",
+    "loop.blocked": "something blocks the event loop; the stack says what",
+    "partition.busy": "retention gave up on a busy table, and tries again later",
+    "partition.dropped": "retention dropped a day",
+    "partitions.made": "partitions were made ahead",
+    "policy.missing": "a job's policy is not stored; its task's own is used",
+    "policy.unavailable": "policies could not be read; the tasks' own are used meanwhile",
+    "policy.unreadable": "a stored policy cannot be understood; the task's own is used",
+    "task.unknown": "jobs wait for a task that this worker does not know; told once a name",
+    "worker.draining": "asked to stop; nothing more is claimed",
+    "worker.grace_over": "the grace is over; bodies are interrupted and handed back",
+    "worker.lease_taken": "this worker was declared lost; bodies are stopped and it registers anew",
+    "worker.lost": "the leader declared a worker lost",
+    "worker.origin": "where taskq was imported from",
+    "worker.outcomes_not_sent": "the worker ends with outcomes that the database has not confirmed",
+    "worker.registered_anew": "the worker has a new registration",
+    "worker.started": "registered, and claims",
+    "worker.stopped": "stopped, with what it did",
+    "worker.stuck_thread": "a thread outlived its timeout; the worker drains and ends",
+}
+ABOUT = ("job_id", "task", "claim_epoch")
+"""What the worker says about every ended attempt; ``error`` comes with those that have one."""
+
+
+def events(package: Path) -> dict[str, tuple[str, list[str]]]:
+    """Every event that the code logs: its level and its fields, as the calls spell them out."""
+    found: dict[str, tuple[str, list[str]]] = {}
+    for path in sorted(package.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
+                continue
+            if _logger(node.func.value) not in LOGGERS or node.func.attr not in LEVELS:
+                continue
+            fields = [k.arg for k in node.keywords if k.arg and k.arg != "exc_info"]
+            if any(isinstance(k.value, ast.Name) and k.value.id == "about" for k in node.keywords if k.arg is None):
+                fields = [*ABOUT, *fields]
+            for name in _names(node.args[0]):
+                level, known = found.get(name, (node.func.attr, []))
+                found[name] = (level, known + [f for f in fields if f not in known])
+    return dict(sorted(found.items()))
+
+
+def _logger(node: ast.expr) -> str:
+    if isinstance(node, ast.Call):
+        node = node.func
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _names(node: ast.expr) -> list[str]:
+    match node:
+        case ast.Constant(value=str(name)):
+            return [name]
+        case ast.IfExp(body=one, orelse=other):
+            return _names(one) + _names(other)
+        case ast.JoinedStr(values=[ast.Constant(value="job."), _]):
+            return ["job.retry", "job.retry_after", "job.snooze"]
+    raise ValueError(f"an event whose name cannot be read: {ast.dump(node)}")
