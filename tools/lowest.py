@@ -26,7 +26,11 @@ def main(venv: str) -> None:
     """Make the venv and install into it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [lowest(r) for r in (*project["dependencies"], *project["optional-dependencies"]["embedded"])]
-    tools = [r for r in project["optional-dependencies"]["dev"] if re.split(r"[>=\[]", r)[0] in ("pytest", "hypothesis", "pyyaml")]
+    tools = [
+        r
+        for r in project["optional-dependencies"]["dev"]
+        if re.split(r"[>=\[]", r)[0] in ("pytest", "hypothesis", "pyyaml")
+    ]
     pip = [f"{venv}/bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)
     subprocess.run([*pip, *wanted, *tools], check=True)
