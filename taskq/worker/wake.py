@@ -65,7 +65,7 @@ class Listener:
                     self._on_wake()
                     while True:
                         await asyncio.sleep(CHECK_EVERY)
-                        await conn.execute("", timeout=10)
+                        await conn.execute("select 1", timeout=10)  # asyncpg cannot read the answer to an empty one
                 finally:
                     with suppress(Exception):
                         conn.terminate()
