@@ -5,7 +5,14 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-LEVELS = {"debug", "info", "warning", "error", "critical"}
+LEVELS = {
+    "debug": "debug",
+    "info": "info",
+    "warning": "warning",
+    "error": "error",
+    "exception": "error",
+    "critical": "critical",
+}
 LOGGERS = ("log", "_log", "get_logger")
 
 MEANING = {
@@ -74,7 +81,7 @@ def events(package: Path) -> dict[str, tuple[str, list[str]]]:
             if any(isinstance(k.value, ast.Name) and k.value.id == "about" for k in node.keywords if k.arg is None):
                 fields = [*ABOUT, *fields]
             for name in _names(node.args[0]):
-                level, known = found.get(name, (node.func.attr, []))
+                level, known = found.get(name, (LEVELS[node.func.attr], []))
                 found[name] = (level, known + [f for f in fields if f not in known])
     return dict(sorted(found.items()))
 

@@ -75,7 +75,8 @@ def transitions() -> str:
 def guards(t: Transition) -> str:
     """The SQLSTATEs with which the database refuses this very transition where its conditions do not hold."""
     if t.source is None:
-        return "`WF003` `WF007` `WF008` `WF009` `WF010`"
+        enqueue = "`WF006` `WF007` `WF008` `WF009` `WF010` `WF014`"
+        return f"`WF003` {enqueue}" if t.function else "`WF003`"
     if t.target == "running":
         return "`WF001` `WF002`"
     if t.function == "resolve":
@@ -103,10 +104,10 @@ def settings() -> str:
     for f in fields(Settings):
         if f.name == "sources":
             continue
-        found = re.search(rf'^    {f.name}: .*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL)
+        found = re.search(rf'^    {f.name}: [^\n]*\n    """(.*?)"""', source, re.MULTILINE | re.DOTALL)
         assert found, f.name
         value = getattr(defaults, f.name)
-        shown = "none" if value in ("", None) else ", ".join(value) if isinstance(value, tuple) else value
+        shown = "none" if value in ("", None, ()) else ", ".join(value) if isinstance(value, tuple) else value
         about = " ".join(found[1].split()).replace("``", "`")
         rows.append(
             (code(f.name), code(f"TASKQ_{f.name.upper()}"), f"{shown:g}" if isinstance(shown, float) else shown, about)
@@ -175,7 +176,7 @@ def commands() -> str:
         takes = []
         for param in command.params:
             if param.param_type_name == "argument":
-                takes.append(f"`{param.name.upper()}`")
+                takes.append(f"`{param.metavar or param.name.upper()}`")
             elif "--help" not in param.opts:
                 takes.append(f"`{param.opts[0]}`")
         rows.append((code(path), first_sentence(command.help), " ".join(takes) or "-"))
@@ -198,17 +199,40 @@ def log_events() -> str:
     return table(("event", "level", "fields", "meaning"), rows)
 
 
+CALLED_BY_PEOPLE = (
+    "enqueue",
+    "enqueue_many",
+    "cancel",
+    "retry",
+    "resolve",
+    "pause_queue",
+    "resume_queue",
+    "check_invariants",
+    "ensure_partitions",
+)
+
+
 def functions(conn: psycopg.Connection[Any]) -> str:
     """The SQL functions, those that people call first."""
-    mine = ("enqueue", "enqueue_many", "cancel", "retry", "resolve", "pause_queue", "resume_queue", "check_invariants")
     rows = conn.execute(
         "select p.proname, pg_get_function_arguments(p.oid), obj_description(p.oid) from pg_proc p "
-        "where p.pronamespace = 'taskq'::regnamespace and p.prorettype <> 'trigger'::regtype "
-        "order by coalesce(array_position(%s::text[], p.proname::text), 99), p.proname",
-        [list(mine)],
+        "where p.pronamespace = 'taskq'::regnamespace and p.prorettype <> 'trigger'::regtype order by p.proname"
     ).fetchall()
-    clean = [(f"`taskq.{n}`", f"`{re.sub(r'::[a-z ]+', '', a)}`" if a else "-", about) for n, a, about in rows]
-    return table(("function", "arguments", "what it does"), clean)
+    found = {name: (arguments, about) for name, arguments, about in rows}
+    mine = table(
+        ("function", "arguments", "what it does"),
+        ((f"`taskq.{n}`", f"`{_plainly(found[n][0])}`", found[n][1]) for n in CALLED_BY_PEOPLE),
+    )
+    others = table(
+        ("function", "what it does"),
+        ((f"`taskq.{n}`", about) for n, (_, about) in found.items() if n not in CALLED_BY_PEOPLE),
+    )
+    return f"{mine}\nCalled by clients, workers and the leader:\n\n{others}"
+
+
+def _plainly(arguments: str) -> str:
+    text = re.sub(r"::[a-z ]+(\[\])?", "", arguments).replace("timestamp with time zone", "timestamptz")
+    return text.replace("DEFAULT NULL", "default null").replace("DEFAULT", "default")
 
 
 def relations(conn: psycopg.Connection[Any]) -> str:
