@@ -8,7 +8,7 @@
 
 -- Ends. p_outcomes: succeeded, failed, cancelled (terminal); retry, retry_after, snooze, release (back to pending).
 -- A cancel request on the locked row turns everything but a success into cancelled; a wait that would pass the deadline
--- ends the job as failed. Returns how many ends were applied.
+-- ends the job as failed. A release with a delay is one whose body may still run a moment. Returns how many were applied.
 create function {{schema}}.end_attempts(p_worker uuid, p_ids uuid[], p_epochs bigint[], p_outcomes text[], p_outcome_ids bigint[],
     p_results jsonb[], p_errors jsonb[], p_delays double precision[]) returns integer
   language plpgsql security definer
@@ -37,7 +37,7 @@ begin
           retry_afters = j.retry_afters + (e.outcome = 'retry_after')::int,
           snoozes = j.snoozes + (e.outcome = 'snooze')::int,
           releases = j.releases + (e.outcome = 'release')::int,
-          run_at = case when e.outcome = 'release' then j.run_at else v_now + make_interval(secs => e.delay) end
+          run_at = case when e.outcome = 'release' and coalesce(e.delay, 0) <= 0 then j.run_at else v_now + make_interval(secs => e.delay) end
         from ends e join attempt a on a.id = e.id
        where j.id = any(p_ids) and j.id = e.id and (j.claimed_by = p_worker) is true and j.claim_epoch = e.epoch and j.status in ('running', 'unknown')
          and (e.outcome = 'release' or j.deadline is null or v_now + make_interval(secs => e.delay) <= j.deadline)

@@ -306,7 +306,7 @@ def describe(exc: BaseException) -> dict[str, str]:
 def _said(exc: BaseException) -> str:
     try:
         return str(exc)
-    except Exception as second:
+    except BaseException as second:  # even SystemExit: a message is never the reason why a job cannot end
         return f"(its message could not be read: {type(second).__name__})"
 
 

@@ -29,7 +29,7 @@ def _to_record(_: Any, __: str, event: MutableMapping[str, Any]) -> dict[str, An
     fields = {key: _plain(value) for key, value in event.items()}
     text = " ".join([name, *(f"{k}={v}" for k, v in fields.items())])
     extra: dict[str, Any] = {(f"{k}_" if k in _RESERVED else k): v for k, v in fields.items()}
-    return {"msg": text.replace("%", "%%"), "extra": {**extra, "event": name, "fields": fields}, "exc_info": exc_info}
+    return {"msg": text, "extra": {**extra, "event": name, "fields": fields}, "exc_info": exc_info}
 
 
 def get_logger(name: str, **fields: Any) -> structlog.stdlib.BoundLogger:

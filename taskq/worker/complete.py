@@ -16,9 +16,12 @@ from uuid import UUID
 
 import asyncpg
 
-from taskq.worker.claims import End
+from taskq.worker.claims import Claim, End
+from taskq.worker.disposition import Disposition
 
 BATCH = 500
+BATCH_BYTES = 8 * 1024 * 1024
+"""A batch ends before the end whose text would take it past this many characters: a message has a limit, too."""
 
 EndArrays = tuple[list[UUID], list[int], list[str], list[int], list[str | None], list[str | None], list[float]]
 
@@ -28,6 +31,21 @@ _outcome_ids = itertools.count(random.getrandbits(62))
 def next_outcome_id() -> int:
     """A nonce for one outcome: unique within the process, and not to be expected from another."""
     return next(_outcome_ids) & 0x7FFF_FFFF_FFFF_FFFF
+
+
+def make_end(claim: Claim, decided: Disposition) -> End:
+    """The end of an attempt, ready to be kept and sent."""
+    return End(
+        claim.worker_id,
+        claim.job_id,
+        claim.claim_epoch,
+        decided.outcome,
+        next_outcome_id(),
+        decided.result,
+        decided.error_text,
+        decided.delay,
+        claim.task,
+    )
 
 
 def arrays(ends: Iterable[End]) -> EndArrays:
@@ -50,12 +68,13 @@ def cannot_be_stored(exc: BaseException) -> bool:
         return False
     if partition_is_missing(exc):
         return False
-    return exc.sqlstate[:2] in ("22", "23", "WF") or exc.sqlstate == "54000"
+    # 54000 and 54001: a value too large, or nested too deeply, for jsonb.
+    return exc.sqlstate[:2] in ("22", "23", "WF") or exc.sqlstate in ("54000", "54001")
 
 
 def partition_is_missing(exc: BaseException) -> bool:
-    """Whether an end found no partition for its day."""
-    return isinstance(exc, asyncpg.CheckViolationError) and not exc.constraint_name and "partition" in str(exc)
+    """Whether an end found no partition for its day: the one check violation without the name of a constraint."""
+    return isinstance(exc, asyncpg.CheckViolationError) and not exc.constraint_name
 
 
 def minimal_failure(end: End, exc: asyncpg.PostgresError) -> End:
@@ -122,7 +141,11 @@ class Outbox:
             return []
         worker = ends[0].worker_id
         batch: list[End] = []
+        size = 0
         while ends and len(batch) < BATCH and ends[0].worker_id == worker:
+            size += len(ends[0].result or "") + len(ends[0].error or "")
+            if batch and size > BATCH_BYTES:
+                break
             batch.append(ends.popleft())
         return batch
 

@@ -27,7 +27,7 @@ DATABASE_ERRORS = (
 )
 """What a statement may raise that is the database's doing, or the network's."""
 FIRST_WAIT = 0.1
-LONGEST_WAIT = 5.0
+LONGEST_WAIT = 3.0
 
 
 def is_connection_failure(exc: BaseException) -> bool:
@@ -94,12 +94,12 @@ class Connection:
         return self._conn is not None and not self._conn.is_closed()
 
     async def pause_after_failure(self, exc: BaseException, *, stop: asyncio.Event | None = None) -> None:
-        """Wait before the next try, longer each time and at most 5 s; the first failures and then few are reported."""
+        """Wait before the next try, longer each time and at most 3 s; the first failures and then few are reported."""
         self._failures += 1
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(self._failures - 1, 10)) * (0.5 + random.random() / 2)
         if self._failures <= 3 or self._failures % 10 == 0:
             log.warning(
-                "database.unavailable",
+                "database.unavailable" if is_connection_failure(exc) else "database.refused",
                 connection=self._name,
                 server=describe_dsn(self._dsn),
                 error=f"{type(exc).__name__}: {exc}".splitlines()[0],

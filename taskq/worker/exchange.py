@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 import asyncpg
@@ -38,6 +38,12 @@ STALE = 0.5
 """A claim that waits this long for a slot is handed back: another worker may have one."""
 SUSPECT_PATIENCE = 5.0
 """Seconds that a suspect waits for a worker to be empty by itself, before workers stop claiming for it."""
+SUSPECT_DRAIN = 30.0
+SUSPECT_CYCLE = 120.0
+"""Workers stop claiming for a suspect this long, once in so many seconds: long bodies must not hold up all others."""
+
+Block = Literal["registering", "lease", "stuck", "draining"]
+"""Why nothing is claimed for the time being."""
 
 
 class Exchanger:
@@ -52,6 +58,7 @@ class Exchanger:
         queues: The queues that it serves.
         concurrency: How many bodies run at once.
         poll_interval: Seconds between looks while asleep.
+        ping_every: Seconds without any statement after which the connection is asked whether it answers.
         policies: The cache of policies.
         counts: What is counted.
         on_lease_refused: Called when the database says that the lease does not hold.
@@ -68,6 +75,7 @@ class Exchanger:
         queues: list[str],
         concurrency: int,
         poll_interval: float,
+        ping_every: float,
         policies: PolicyCache,
         counts: Counts,
         on_lease_refused: Callable[[], None],
@@ -80,6 +88,8 @@ class Exchanger:
         self._queues = queues
         self._concurrency = concurrency
         self._poll = poll_interval
+        self._ping_every = ping_every
+        self._last_sent = 0.0
         self._policies = policies
         self._counts = counts
         self._on_lease_refused = on_lease_refused
@@ -99,7 +109,7 @@ class Exchanger:
         self._closed = False
         self.worker_id: UUID | None = None
         """The registration under which to claim; None: do not claim."""
-        self.claiming = False
+        self._blocks: set[Block] = {"registering"}
         self.started = 0
         """How many exchanges have been sent."""
         self.in_flight = 0
@@ -117,6 +127,26 @@ class Exchanger:
         self._next_claim = 0.0
         self._event.set()
 
+    @property
+    def claiming(self) -> bool:
+        """Whether anything may be claimed."""
+        return not self._blocks and not self._closed
+
+    def is_blocked(self, why: Block) -> bool:
+        """Whether claiming stopped for this reason."""
+        return why in self._blocks
+
+    def block(self, why: Block) -> None:
+        """Claim nothing until this reason is gone; hand back what has not started."""
+        self._blocks.add(why)
+        self.hand_back_waiting()
+        self._event.set()
+
+    def unblock(self, why: Block) -> None:
+        """This reason is gone."""
+        self._blocks.discard(why)
+        self._event.set()
+
     def suspects_wait(self, waiting: bool) -> None:
         """Whether jobs wait that must run alone."""
         if not waiting:
@@ -128,7 +158,6 @@ class Exchanger:
     def close(self) -> None:
         """Return from ``run`` once everything has ended and is confirmed."""
         self._closed = True
-        self.claiming = False
         self._event.set()
 
     @property
@@ -149,14 +178,18 @@ class Exchanger:
                 await self._claim_suspect()
             elif len(self._outbox) or limit:
                 await self._exchange(limit)
+            elif now - self._last_sent > self._ping_every:
+                await self._ping()
             else:
                 await self._wait(now)
 
     def _capacity(self, now: float) -> int:
         if not self.claiming or self.worker_id is None or self._alone is not None or len(self._outbox) > 4 * BATCH:
             return 0
-        if self._suspects_since is not None and now - self._suspects_since > SUSPECT_PATIENCE:
-            return 0
+        if self._suspects_since is not None:
+            waited = (now - self._suspects_since) % SUSPECT_CYCLE
+            if SUSPECT_PATIENCE < waited < SUSPECT_PATIENCE + SUSPECT_DRAIN:
+                return 0
         executor = self._executor
         slots = self._concurrency - executor.busy - executor.waiting
         if executor.mean_seconds < QUICK:
@@ -164,13 +197,21 @@ class Exchanger:
         return max(0, min(slots, BATCH))
 
     async def _wait(self, now: float) -> None:
-        timeout = self._poll
+        timeout = min(self._poll, self._ping_every)
         if self._capacity(now):
-            timeout = max(0.0, self._next_claim - now)
+            timeout = min(timeout, max(0.0, self._next_claim - now))
         elif self._executor.waiting or self._outbox.pending or self._suspects_since is not None:
             timeout = min(timeout, STALE)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._event.wait(), timeout)
+
+    async def _ping(self) -> None:
+        """Bodies may run for hours with every slot taken; the lease is renewed only while this connection answers."""
+        self._last_sent = self._loop.time()
+        try:
+            await self._conn.fetch(self._sql["ping"])
+        except DATABASE_ERRORS as exc:
+            await self._conn.pause_after_failure(exc)
 
     async def _exchange(self, limit: int) -> None:
         batch = self._outbox.take()
@@ -180,7 +221,7 @@ class Exchanger:
         if worker_id is None or (not batch and not limit):
             self._ends_only = False
             return
-        started = self._loop.time()
+        started = self._last_sent = self._loop.time()
         rescan = limit > 0 and self._lanes.rescan_is_due(started)
         self.started += 1
         self.in_flight = self.started
@@ -258,17 +299,20 @@ class Exchanger:
 
     async def _failed(self, batch: list[End], limit: int, exc: Exception) -> None:
         refusal = errors.from_sqlstate(exc)
-        if isinstance(refusal, errors.WorkerNotCapable) and limit and refusal.job_id is not None:
-            log.warning("job.stranded", job_id=refusal.job_id, reason="worker_not_capable", hint=refusal.hint)
-            self._skip.append(refusal.job_id)
+        if isinstance(refusal, errors.WorkerNotCapable) and limit and self._leave_out(refusal):
             self._outbox.again(batch)
             return
         if partition_is_missing(exc):
             self._outbox.again(batch)
             try:
-                await self._conn.fetch(self._sql["ensure_partitions"])
+                [made] = await self._conn.fetch(self._sql["ensure_partitions"])
             except DATABASE_ERRORS as again:
                 await self._conn.pause_after_failure(again)
+            else:
+                if not made["n"]:
+                    await self._conn.pause_after_failure(exc)
+            return
+        if isinstance(refusal, errors.DatabaseRefusal) and limit and not batch and self._leave_out(refusal):
             return
         if cannot_be_stored(exc) and batch:
             if limit:
@@ -293,6 +337,14 @@ class Exchanger:
             return
         self._outbox.again(batch)
         await self._conn.pause_after_failure(exc)
+
+    def _leave_out(self, refusal: errors.DatabaseRefusal) -> bool:
+        """Claim around a row whose claim the database refused; answers whether that is anything new."""
+        if refusal.job_id is None or refusal.job_id in self._skip:
+            return False
+        log.warning("job.stranded", job_id=refusal.job_id, sqlstate=refusal.sqlstate, reason=str(refusal))
+        self._skip.append(refusal.job_id)
+        return True
 
     # Claims ---------------------------------------------------------------------------------------------------------
 
@@ -350,24 +402,36 @@ class Exchanger:
         unknown = {c.policy_id for c in claims} - self._policies.known
         if unknown:
             await self._policies.load(self._conn, unknown)
+        if not self.claiming:
+            # Stopped while the answer was on its way.
+            for claim in claims:
+                self.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task)
+            return
         self._executor.put([(c, self._policy_of(c)) for c in claims])
 
     def _policy_of(self, claim: Claim) -> ExecutionPolicy:
         return self._policies.get(claim.policy_id, claim.task)
 
     async def _claim_suspect(self) -> None:
+        # Tried once each time that the survey finds one: whatever goes wrong here, other jobs are claimed meanwhile.
+        self._suspects_since = None
+        worker_id = self.worker_id
+        self.started += 1
+        self.in_flight = self.started
+        self._last_sent = self._loop.time()
         try:
-            rows = await self._conn.fetch(self._sql["claim_suspect"], self.worker_id, self._tasks, self._queues)
+            rows = await self._conn.fetch(self._sql["claim_suspect"], worker_id, self._tasks, self._queues)
         except DATABASE_ERRORS as exc:
+            self.in_flight = 0
             await self._conn.pause_after_failure(exc)
             return
-        self._suspects_since = None
-        if rows and self.worker_id is not None:
-            claim = Claim.from_row(self.worker_id, rows[0], self._loop.time())
+        if rows and worker_id is not None:
+            claim = Claim.from_row(worker_id, rows[0], self._loop.time())
             log.info("job.runs_alone", job_id=claim.job_id, task=claim.task, recoveries=claim.recoveries)
             self._alone = (claim.job_id, claim.claim_epoch)
             self._counts.claimed += 1
             await self._hand_over([claim])
+        self.in_flight = 0
 
     # Handing back ---------------------------------------------------------------------------------------------------
 

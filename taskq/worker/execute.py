@@ -17,26 +17,31 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from taskq import errors
 from taskq.context import JobContext
 from taskq.policy import ExecutionPolicy
 from taskq.tasks import Task
+from taskq.telemetry import get_logger
 from taskq.worker.claims import Claim, Interrupt
 from taskq.worker.disposition import BodyEnd, Interrupted, Raised, Returned
+
+log = get_logger("worker")
 
 SLICE = 0.005
 """Seconds that consumers run bodies inline before the loop gets a turn."""
 SWEEP = 0.05
 """Seconds between looks for bodies past their timeout."""
+_RANK: Final[dict[Interrupt, int]] = {"cancel": 1, "timeout": 1, "shutdown": 2, "lease": 3}
+"""A body that is being stopped already is told again only for a reason of higher rank: it may have gone on."""
 
 
 class Running:
     """One body that runs: who runs it, since when, and why it is being stopped."""
 
-    __slots__ = ("claim", "context", "interrupt", "policy", "started", "task", "thread", "timed_out_at")
+    __slots__ = ("claim", "context", "interrupt", "policy", "rank", "started", "task", "thread", "timed_out_at")
 
     def __init__(self, claim: Claim, policy: ExecutionPolicy, context: JobContext, started: float) -> None:
         self.claim = claim
@@ -46,6 +51,7 @@ class Running:
         self.task: asyncio.Task[None] | None = None
         self.thread = False
         self.interrupt: Interrupt | None = None
+        self.rank = 0
         self.timed_out_at: float | None = None
 
 
@@ -123,23 +129,38 @@ class Executor:
         await self._empty.wait()
 
     def interrupt(self, job_id: UUID, by: Interrupt, epoch: int | None = None) -> bool:
-        """Stop a body, once; answers whether it runs here.
+        """Stop a body; answers whether the attempt is here.
 
-        A coroutine is cancelled; a function in a thread is only told, through its context. A body that is being
-        stopped already is left to it.
+        A coroutine is cancelled; a function in a thread is only told, through its context. A claim that waits for a
+        consumer ends as cancelled without a body. A body that is being stopped already is left to it, unless what
+        comes is graver: the first reason says how the attempt ends, but it may have gone on in spite of it.
         """
         run = self.running.get(job_id)
-        if run is None or (epoch is not None and run.claim.claim_epoch != epoch):
+        if run is None:
+            return by == "cancel" and self._cancel_waiting(job_id, epoch)
+        if epoch is not None and run.claim.claim_epoch != epoch:
             return False
         if by == "cancel":
             run.context.cancel_requested = True
+        if _RANK[by] <= run.rank:
+            return True
+        run.rank = _RANK[by]
         if run.interrupt is None or (run.interrupt == "timeout" and by == "lease"):
             run.interrupt = by
-            if run.thread:
-                run.context.cancel_requested = True
-            elif run.task is not None:
-                run.task.cancel()
+        if run.thread:
+            run.context.cancel_requested = True
+        elif run.task is not None:
+            run.task.cancel()
         return True
+
+    def _cancel_waiting(self, job_id: UUID, epoch: int | None) -> bool:
+        for entry in self._ready:
+            claim, policy = entry
+            if claim.job_id == job_id and epoch in (None, claim.claim_epoch):
+                self._ready.remove(entry)
+                self._on_end(claim, policy, Interrupted("cancel"))
+                return True
+        return False
 
     def interrupt_all(self, by: Interrupt) -> None:
         """Stop every body."""
@@ -227,7 +248,7 @@ class Executor:
             else:
                 run.thread = True
                 value = await self._in_thread(run, task, kwargs)
-            end = Returned(task.codec.encode_result(value))
+            end = _returned(task, value)
         except BaseException as exc:
             if run.interrupt is not None:
                 # Whatever a body raises while it is being stopped, it was stopped.
@@ -242,19 +263,36 @@ class Executor:
             del self.running[claim.job_id]
             if not self.running:
                 self._empty.set()
+        self.mean_seconds += (self._loop.time() - now - self.mean_seconds) * 0.05
+        try:
+            self._on_end(claim, policy, end)
+        except Exception as exc:
+            # A defect of ours; without an end the claim would be released and the body run again.
+            log.exception("job.end_not_decided", job_id=claim.job_id, task=claim.task)
+            self._on_end(
+                claim, policy, Raised(errors.TaskQError(f"its end could not be decided: {type(exc).__name__}"))
+            )
+        if me.cancelling():
             while me.cancelling():
                 me.uncancel()
-        self.mean_seconds += (self._loop.time() - now - self.mean_seconds) * 0.05
-        self._on_end(claim, policy, end)
+            # Before Python 3.13 uncancel leaves a cancellation pending that was asked for and not delivered yet; it
+            # would hit the next body. Let it out here.
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
 
     async def _in_thread(self, run: Running, task: Task[..., Any], kwargs: dict[str, Any]) -> Any:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="taskq-body")
         context = contextvars.copy_context()
 
-        def body() -> Any:
+        def body() -> tuple[Any, BaseException | None]:
             threading.current_thread().name = f"taskq-body {task.name} {run.claim.job_id}"
-            return context.run(task.fn, run.context, **kwargs) if task.takes_context else context.run(task.fn, **kwargs)
+            args = (run.context,) if task.takes_context else ()
+            try:
+                return context.run(task.fn, *args, **kwargs), None
+            except BaseException as exc:
+                # Handed over as a value: a future refuses to hold StopIteration, and then never ends.
+                return None, exc
 
         future = asyncio.wrap_future(self._threads.submit(body), loop=self._loop)
         while not future.done():
@@ -262,7 +300,10 @@ class Executor:
                 await asyncio.wait([future])
             if self._closing and not future.done():
                 raise asyncio.CancelledError
-        return future.result()
+        value, error = future.result()
+        if error is not None:
+            raise error
+        return value
 
     # Timeouts ---------------------------------------------------------------------------------------------------
 
@@ -285,6 +326,30 @@ class Executor:
                 self.interrupt(run.claim.job_id, "timeout")
         if again and not self._closing:
             self._sweep_soon()
+
+
+def job_in(frame: types.FrameType | None) -> Claim | None:
+    """The claim whose body is on a stack, innermost frame first; for telling who blocks the event loop."""
+    while frame is not None:
+        if frame.f_code is Executor._run.__code__:
+            claim = frame.f_locals.get("claim")
+            return claim if isinstance(claim, Claim) else None
+        frame = frame.f_back
+    return None
+
+
+def _returned(task: Task[..., Any], value: Any) -> BodyEnd:
+    """The body has done its work; whatever is wrong with its result, it is not run again for that."""
+    try:
+        return Returned(task.codec.encode_result(value))
+    except errors.ResultNotStorable as exc:
+        return Raised(exc)
+    except Exception as exc:
+        error = errors.ResultNotStorable(
+            f"the result of {task.name} cannot be stored: {errors.describe(exc)['message']}"
+        )
+        error.__cause__ = exc
+        return Raised(error)
 
 
 def _self_cancelled(exc: BaseException) -> errors.TaskQError:

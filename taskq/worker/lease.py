@@ -5,6 +5,9 @@ while the loop and the loop's connections have made progress lately, so that a d
 not hold claims for ever. The deadline that it counts with is the time of *sending* the last renewal that was answered,
 plus the lease, less a margin, on a clock that also counts suspended time.
 
+A statement that gets no answer would keep the thread from looking at the clock. So a second thread watches the
+deadlines, and cuts the connection of a renewal that takes too long.
+
 Two deadlines follow from a lease that cannot be renewed. At the first, bodies are cancelled; at the second, if one has
 not ended, the process exits hard: a thread cannot be stopped, and a body that runs on without a lease would run beside
 its own successor.
@@ -12,7 +15,9 @@ its own successor.
 
 from __future__ import annotations
 
+import math
 import os
+import socket
 import sys
 import threading
 import time
@@ -28,11 +33,13 @@ import psycopg
 from taskq.db.pools import connect_sync
 from taskq.errors import DatabaseUnavailable
 from taskq.telemetry import get_logger
+from taskq.worker.execute import job_in
 
 log = get_logger("worker")
 
 EXIT_LEASE_LOST = 75
 """The process exits with this code when a body still ran as the lease ran out."""
+LONGEST_WAIT = 5.0
 
 
 def boot_clock() -> float:
@@ -62,7 +69,7 @@ class Renewal:
 
 
 class Progress:
-    """When the event loop and its connections last did something, written by the loop and read by the thread."""
+    """When the event loop and the exchange's connection last did something; written by the loop, read by the thread."""
 
     def __init__(self) -> None:
         self.loop_at = boot_clock()
@@ -73,7 +80,7 @@ class Progress:
         self.loop_at = boot_clock()
 
     def pool(self) -> None:
-        """A statement of the loop was answered."""
+        """A statement of the exchange was answered."""
         self.pool_at = boot_clock()
 
 
@@ -116,9 +123,11 @@ class LeaseKeeper(threading.Thread):
         self._halt = threading.Event()
         self._now = threading.Event()
         self._worker_id: UUID | None = None
-        self._deadline = 0.0
+        self._deadline = math.inf
         self._expiring = False
         self._blocked_reported = False
+        self._failures = 0
+        self._sent_at: float | None = None
         self._loop_thread = threading.get_ident()
 
     def hold(self, worker_id: UUID, sent_at: float) -> None:
@@ -148,17 +157,23 @@ class LeaseKeeper(threading.Thread):
         self._now.set()
 
     def run(self) -> None:
-        """Renew three times a lease, and watch the deadlines."""
+        """Renew three times a lease; after a failure sooner, then less and less often."""
+        threading.Thread(target=self._watch_until_halted, name="taskq-lease-watch", daemon=True).start()
         interval = self._lease / 3
         next_renewal = 0.0
         while not self._halt.is_set():
             now = boot_clock()
             asked = self._now.is_set()
             self._now.clear()
-            if self._worker_id is not None:
-                self._watch(now)
-                if (asked or now >= next_renewal) and self._may_renew(now):
-                    next_renewal = now + (interval if self._renew(self._worker_id) else min(interval, 1.0) / 4)
+            worker_id = self._worker_id
+            if worker_id is not None and (asked or now >= next_renewal) and self._may_renew(now):
+                if self._renew(worker_id):
+                    self._failures = 0
+                    next_renewal = now + interval
+                else:
+                    self._failures += 1
+                    wait = min(interval, 1.0) / 4 * 2 ** min(self._failures - 1, 6)
+                    next_renewal = boot_clock() + min(wait, interval, LONGEST_WAIT)
             self._now.wait(min(interval, 1.0) / 4)
         if self._conn is not None:
             with suppress(Exception):
@@ -170,7 +185,15 @@ class LeaseKeeper(threading.Thread):
             self._blocked_reported = True
             frame = sys._current_frames().get(self._loop_thread)
             stack = "".join(traceback.format_stack(frame)[-6:]) if frame else ""
-            log.warning("loop.blocked", seconds=round(blocked, 1), tolerated=self._tolerance, stack=stack)
+            claim = job_in(frame)
+            log.warning(
+                "loop.blocked",
+                seconds=round(blocked, 1),
+                tolerated=self._tolerance,
+                task=claim.task if claim else None,
+                job_id=claim.job_id if claim else None,
+                stack=stack,
+            )
         elif blocked < 1.0:
             self._blocked_reported = False
         return blocked <= self._tolerance and now - self._progress.pool_at <= self._tolerance
@@ -190,18 +213,23 @@ class LeaseKeeper(threading.Thread):
                     keepalives_idle=max(1, int(self._lease / 3)),
                     options=f"-c statement_timeout={max(1000, int(self._lease * 400))}",
                 )
+            sent_at = self._sent_at = boot_clock()
             rows = self._conn.execute(self._query, (worker_id,)).fetchall()
-        except (psycopg.Error, DatabaseUnavailable) as exc:
-            log.warning(
-                "lease.not_renewed",
-                error=str(exc).splitlines()[0] if str(exc) else type(exc).__name__,
-                remaining=round(self._deadline - boot_clock(), 1),
-            )
+        except (psycopg.Error, DatabaseUnavailable, OSError) as exc:
+            if self._failures < 3 or self._failures % 10 == 0:
+                log.warning(
+                    "lease.not_renewed",
+                    error=str(exc).splitlines()[0] if str(exc) else type(exc).__name__,
+                    failures=self._failures + 1,
+                    remaining=round(self._deadline - boot_clock(), 1),
+                )
             if self._conn is not None:
                 with suppress(Exception):
                     self._conn.close()
                 self._conn = None
             return False
+        finally:
+            self._sent_at = None
         if worker_id != self._worker_id:
             return True
         status = str(rows[0][0])
@@ -210,10 +238,25 @@ class LeaseKeeper(threading.Thread):
             self._deadline = sent_at + self._lease
             self._expiring = False
         else:
-            # Lost or absent: there is nothing to renew until the loop registers anew.
+            # Lost or absent: there is nothing to renew until the loop registers anew. The claims are somebody else's
+            # by now, so bodies get no longer than they would at the end of the lease.
             self._worker_id = None
+            self._expiring = True
+            self._deadline = min(self._deadline, boot_clock() + self.soft_margin)
         self._on_renewed(Renewal(worker_id, status, held))
         return True
+
+    def _watch_until_halted(self) -> None:
+        tick = min(self._lease / 12, 0.25)
+        while not self._halt.wait(tick):
+            now = boot_clock()
+            sent_at, conn = self._sent_at, self._conn
+            if sent_at is not None and conn is not None and now - sent_at > max(self._lease / 3, 1.0):
+                # The renewal has had no answer for too long: cut its connection, so that the next try gets a new one.
+                self._sent_at = None
+                with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.fileno())) as cut:
+                    cut.shutdown(socket.SHUT_RDWR)
+            self._watch(now)
 
     def _watch(self, now: float) -> None:
         if now < self._deadline - self.soft_margin:

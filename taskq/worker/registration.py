@@ -67,12 +67,9 @@ class Registration:
         self._outbox = outbox
         self._on_registered = on_registered
         self._unmatched: dict[tuple[UUID, int], int] = {}
-        self._suspended = False
         self._anew: asyncio.Task[None] | None = None
         self.keeper: LeaseKeeper | None = None
         self.worker_id: UUID | None = None
-        self.may_claim = True
-        """False while the worker drains."""
 
     async def register(self) -> UUID:
         """Register once; the lease begins when the statement is sent."""
@@ -92,20 +89,18 @@ class Registration:
         )
         worker_id: UUID = row["id"]
         self.worker_id = worker_id
-        self._suspended = False
         self._unmatched = {}
         self._on_registered(worker_id)
         self._exchanger.registered_anew(worker_id)
         if self.keeper is not None:
             self.keeper.hold(worker_id, sent_at)
-        self._exchanger.claiming = self.may_claim
+        self._exchanger.unblock("lease")
+        self._exchanger.unblock("registering")
         return worker_id
 
     def expiring(self) -> None:
         """The lease could not be renewed in time: stop every body before the database would declare the worker lost."""
-        self._suspended = True
-        self._exchanger.claiming = False
-        self._exchanger.hand_back_waiting()
+        self._exchanger.block("lease")
         self._executor.interrupt_all("lease")
 
     def renewed(self, renewal: Renewal) -> None:
@@ -115,9 +110,8 @@ class Registration:
         if renewal.status not in ("live", "draining"):
             self._lost(renewal.status)
             return
-        if self._suspended and not self._executor.busy:
-            self._suspended = False
-            self._exchanger.claiming = self.may_claim
+        if self._exchanger.is_blocked("lease") and not self._executor.busy:
+            self._exchanger.unblock("lease")
             log.info("lease.renewed_again", worker_id=self.worker_id)
         for held in renewal.held:
             if held.cancel_requested:
@@ -151,8 +145,7 @@ class Registration:
         if self._anew is not None and not self._anew.done():
             return
         log.error("worker.lease_taken", worker_id=self.worker_id, status=status, bodies=self._executor.busy)
-        self._exchanger.claiming = False
-        self._exchanger.hand_back_waiting()
+        self._exchanger.block("registering")
         self._executor.interrupt_all("lease")
         self._anew = asyncio.get_running_loop().create_task(self._register_anew(), name="taskq-register-anew")
 

@@ -1,9 +1,4 @@
-"""The worker as a whole: it boots, runs its parts, and stops in good order.
-
-Stopping: the first signal drains (nothing more is claimed, bodies go on, lease and cancel are still served); what
-still runs when the grace is over is interrupted and handed back without using an attempt. A second signal, at least a
-second later, ends the grace at once.
-"""
+"""The worker as a whole: it boots, runs its parts, and closes them; ``shutdown`` has how they come to rest."""
 
 from __future__ import annotations
 
@@ -24,32 +19,26 @@ from taskq.policy import FORMAT, ExecutionPolicy
 from taskq.tasks import Task
 from taskq.telemetry import get_logger
 from taskq.version import CAPABILITY_LEVEL, __version__
-from taskq.worker.claims import Claim, Counts, End
-from taskq.worker.complete import Outbox, next_outcome_id
+from taskq.worker.claims import Claim, Counts
+from taskq.worker.complete import Outbox, make_end
 from taskq.worker.connection import DATABASE_ERRORS, Connection
-from taskq.worker.disposition import BodyEnd, Interrupted, decide
+from taskq.worker.disposition import BodyEnd, decide
 from taskq.worker.exchange import Exchanger
 from taskq.worker.execute import Executor
 from taskq.worker.lease import LeaseKeeper, Progress, Renewal
 from taskq.worker.maintenance import Maintenance
 from taskq.worker.policies import PolicyCache
 from taskq.worker.registration import Identity, Registration
+from taskq.worker.shutdown import EXIT_NOT_FLUSHED, EXIT_OK, EXIT_STUCK, LAST_WORDS, SECOND_SIGNAL_AFTER, Shutdown
 from taskq.worker.wake import Listener
 
 log = get_logger("worker")
 
-EXIT_OK = 0
-EXIT_NOT_FLUSHED = 1
-"""Outcomes were left that the database had not confirmed."""
-EXIT_STUCK = 76
-"""A function in a thread outlived its timeout; the process must end to end it, and should be started again."""
+__all__ = ["EXIT_NOT_FLUSHED", "EXIT_OK", "EXIT_STUCK", "Worker", "WorkerOptions"]
 
 TICK = 0.25
 SURVEY_EVERY = 5.0
-SECOND_SIGNAL_AFTER = 1.0
-"""Signals closer together than this are one: some supervisors send each twice."""
-THREAD_PATIENCE = 1.0
-"""Seconds that bodies which were told to stop are waited for, before the process ends without them."""
+PING_EVERY = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +70,7 @@ class WorkerOptions:
             ("concurrency", self.concurrency, 1),
             ("lease", self.lease, 1),
             ("grace", self.grace, 0),
+            ("tolerance", self.tolerance, 1),
         ):
             if value < low:
                 raise errors.ConfigurationError(f"{what} is {value}; it must be at least {low}")
@@ -118,12 +108,14 @@ class Worker:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._first_stop = 0.0
-        self._abandoned: set[tuple[UUID, int]] = set()
         self._reported_unknown: set[str] = set()
-        self.abandoned_threads = False
-        """Whether bodies were left running that could not be stopped: the process should end at once."""
         self.ready = asyncio.Event()
         """Set once the worker is registered and claims."""
+
+    @property
+    def abandoned_threads(self) -> bool:
+        """Whether bodies were left running that could not be stopped: the process should end at once."""
+        return hasattr(self, "_shutdown") and self._shutdown.has_abandoned
 
     @property
     def worker_id(self) -> UUID | None:
@@ -174,9 +166,10 @@ class Worker:
         self._loop = asyncio.get_running_loop()
         self._sql = load("worker", self._schema)
         self._progress = Progress()
-        pool = self._progress.pool
-        self._conn = Connection(self._dsn, "taskq exchange", on_progress=pool)
-        self._side = Connection(self._dsn, "taskq side", on_progress=pool)
+        # What is not answered within a lease is better asked anew: sent again, nothing happens twice.
+        patience = max(5.0, options.lease)
+        self._conn = Connection(self._dsn, "taskq exchange", timeout=patience, on_progress=self._progress.pool)
+        self._side = Connection(self._dsn, "taskq side", timeout=patience)
         self._upkeep = Connection(self._dsn, "taskq maintenance", timeout=120)
         self._outbox = Outbox()
         self._executor = Executor(self._tasks, options.concurrency, self._ended)
@@ -189,6 +182,7 @@ class Worker:
             queues=list(self._queues),
             concurrency=options.concurrency,
             poll_interval=options.poll_interval,
+            ping_every=min(PING_EVERY, options.tolerance / 4),
             policies=PolicyCache(self._sql, self._tasks),
             counts=self.counts,
             on_lease_refused=self._lease_refused,
@@ -223,13 +217,22 @@ class Worker:
             on_renewed=self._from_thread_renewed,
             on_expiring=lambda: self._from_thread(self._registration.expiring),
         )
+        self._registration.keeper = self._keeper
+        self._shutdown = Shutdown(
+            queries=self._sql,
+            conn=self._side,
+            executor=self._executor,
+            exchanger=self._exchanger,
+            outbox=self._outbox,
+            registration=self._registration,
+            grace=options.grace,
+            flush_within=max(5.0, options.lease),
+        )
         self._background: list[asyncio.Task[None]] = []
 
     async def _boot(self) -> None:
         await self._publish()
         worker_id = await self._registration.register()
-        self._registration.keeper = self._keeper
-        self._keeper.hold(worker_id, self._progress.pool_at)
         self._keeper.start()
         self._executor.start()
         create = self._loop.create_task
@@ -275,120 +278,38 @@ class Worker:
 
     async def _serve(self) -> int:
         stop = self._loop.create_task(self._stop.wait())
-        stuck = self._loop.create_task(self._watch_stuck())
+        stuck = self._loop.create_task(self._shutdown.until_stuck(), name="taskq-stuck")
         try:
             await asyncio.wait([stop, stuck, self._main, *self._background], return_when=asyncio.FIRST_COMPLETED)
             if stuck.done() and not stuck.cancelled() and stuck.exception() is None:
-                return EXIT_STUCK if await self._flush() else EXIT_NOT_FLUSHED
+                return EXIT_STUCK if await self._shutdown.flush() else EXIT_NOT_FLUSHED
             parts: list[asyncio.Task[None]] = [stuck, self._main, *self._background]
             for part in parts:
                 if part.done():
                     # A part never ends by itself: this is a defect of ours, and better a dead worker than a half one.
                     part.result()
                     raise RuntimeError(f"{part.get_name()} ended by itself")
-            return await self._drain()
+            stuck.cancel()
+            return await self._until_drained()
         finally:
             stop.cancel()
             stuck.cancel()
             await asyncio.gather(stop, stuck, return_exceptions=True)
 
-    async def _drain(self) -> int:
-        log.info("worker.draining", worker_id=self.worker_id, bodies=self._executor.busy, grace=self.options.grace)
-        self._registration.may_claim = False
-        self._exchanger.claiming = False
-        self._exchanger.hand_back_waiting()
-        with suppress(*DATABASE_ERRORS):
-            await self._side.fetch(self._sql["drain_worker"], self.worker_id)
-        if not await self._bodies_end(self.options.grace, until=self._force):
-            log.warning("worker.grace_over", bodies=self._executor.busy)
-            self._executor.interrupt_all("shutdown")
-            if not await self._bodies_end(THREAD_PATIENCE):
-                self._abandon()
-        return EXIT_OK if await self._flush() else EXIT_NOT_FLUSHED
-
-    async def _bodies_end(self, within: float, until: asyncio.Event | None = None) -> bool:
-        """Wait until no body runs; False when the time is over, or ``until`` is set, before."""
-        waits: list[asyncio.Task[Any]] = [self._loop.create_task(self._executor.until_empty())]
-        if until is not None:
-            waits.append(self._loop.create_task(until.wait()))
-        await asyncio.wait(waits, timeout=within, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-        return not self._executor.busy
-
-    def _abandon(self) -> None:
-        """Hand back bodies that will not end. They start again a second from now, when this process is gone."""
-        self.abandoned_threads = True
-        for run in list(self._executor.running.values()):
-            claim = run.claim
-            log.warning("job.abandoned", job_id=claim.job_id, task=claim.task, reason="the body could not be stopped")
-            self._abandoned.add((claim.job_id, claim.claim_epoch))
-            self._exchanger.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task, delay=1.0)
-
-    async def _flush(self) -> bool:
-        """Wait until every end is confirmed; False when the database does not answer for a whole lease."""
-        deadline = self._loop.time() + max(5.0, self.options.lease)
-        while self._outbox.pending:
-            self._exchanger.nudge()
-            if self._loop.time() > deadline or self._main.done():
-                log.error("worker.outcomes_not_sent", outcomes=self._outbox.pending)
-                return False
-            await asyncio.sleep(0.01)
-        return True
-
-    async def _watch_stuck(self) -> None:
-        """Return once nothing is left but threads that have outlived their timeout, with their ends in the outbox."""
-        while True:
-            await asyncio.sleep(TICK)
-            now = self._loop.time()
-            stuck = [
-                r
-                for r in self._executor.stuck()
-                if r.timed_out_at is not None and now - r.timed_out_at > THREAD_PATIENCE
-            ]
-            if not stuck:
-                if not self._exchanger.claiming and self._stuck_since is not None:
-                    self._stuck_since = None
-                    self._exchanger.claiming = self._registration.may_claim
-                    self._exchanger.nudge()
-                continue
-            if self._stuck_since is None:
-                self._stuck_since = now
-                log.error(
-                    "worker.stuck_thread",
-                    jobs=",".join(str(r.claim.job_id) for r in stuck),
-                    exit_code=EXIT_STUCK,
-                    action="draining, then exit: a thread cannot be stopped",
-                )
-            self._exchanger.claiming = False
-            self._exchanger.hand_back_waiting()
-            if self._executor.busy > len(stuck):
-                continue
-            self.abandoned_threads = True
-            for run in stuck:
-                claim = run.claim
-                decided = decide(claim, run.policy, Interrupted("timeout"))
-                self._abandoned.add((claim.job_id, claim.claim_epoch))
-                self._outbox.put(
-                    End(
-                        claim.worker_id,
-                        claim.job_id,
-                        claim.claim_epoch,
-                        decided.outcome,
-                        next_outcome_id(),
-                        None,
-                        decided.error_text,
-                        max(decided.delay, 1.0),
-                        claim.task,
-                    )
-                )
-            self._exchanger.nudge()
-            return
-
-    _stuck_since: float | None = None
+    async def _until_drained(self) -> int:
+        drained = self._loop.create_task(self._shutdown.drain(self._force))
+        try:
+            await asyncio.wait([drained, self._main], return_when=asyncio.FIRST_COMPLETED)
+            if not drained.done():
+                self._main.result()
+                raise RuntimeError(f"{self._main.get_name()} ended by itself")
+            return drained.result()
+        finally:
+            drained.cancel()
+            await asyncio.gather(drained, return_exceptions=True)
 
     def _ended(self, claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> None:
-        if self._abandoned and (claim.job_id, claim.claim_epoch) in self._abandoned:
+        if self._shutdown.is_abandoned(claim):
             return
         decided = decide(claim, policy, end)
         outcome = decided.outcome
@@ -396,19 +317,7 @@ class Worker:
             self.counts.succeeded += 1
         else:
             self._tell(claim, outcome, decided.error, decided.delay)
-        self._outbox.put(
-            End(
-                claim.worker_id,
-                claim.job_id,
-                claim.claim_epoch,
-                outcome,
-                next_outcome_id(),
-                decided.result,
-                decided.error_text,
-                decided.delay,
-                claim.task,
-            )
-        )
+        self._outbox.put(make_end(claim, decided))
         self._exchanger.nudge()
 
     def _tell(self, claim: Claim, outcome: str, error: dict[str, Any] | None, delay: float) -> None:
@@ -478,12 +387,13 @@ class Worker:
         await self._registration.close()
         await self._executor.close()
         with suppress(*DATABASE_ERRORS):
-            await self._maintenance.resign()
-            if self.worker_id is not None and self._side.is_open:
-                await self._side.fetch(self._sql["stop_worker"], self.worker_id)
+            async with asyncio.timeout(LAST_WORDS):
+                await self._maintenance.resign()
+        if self._side.is_open:
+            await self._shutdown.say_goodbye()
         if self._keeper.is_alive():
             self._keeper.halt()
-            await asyncio.to_thread(self._keeper.join, 5.0)
+            await asyncio.to_thread(self._keeper.join, LAST_WORDS)
         for conn in (self._conn, self._side, self._upkeep):
             await conn.close()
         log.info(

@@ -5,6 +5,10 @@
 -- One round trip: ends, then claims. See migrations for the shape and its figures.
 select * from {{schema}}.exchange($1, $2, $3, $4, $5, $6::jsonb[], $7::jsonb[], $8, $9, $10, $11, $12, $13, $14, $15);
 
+-- name: ping
+-- Whether the connection answers, when there is nothing else to ask.
+select 1;
+
 -- name: claim_suspect
 -- One job that was on a lost worker twice, for a worker that holds nothing.
 select * from {{schema}}.claim_suspect($1, $2, $3);

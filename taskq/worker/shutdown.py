@@ -1,0 +1,191 @@
+"""How a worker comes to rest: draining, bodies that cannot be stopped, and the last words to the database.
+
+The first signal drains: nothing more is claimed, bodies go on, lease and cancels are still served. What still runs when
+the grace is over is interrupted and handed back without using an attempt. A second signal, at least a second later,
+ends the grace at once. Functions in threads cannot be stopped; a process that leaves some behind must end at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from taskq.telemetry import get_logger
+from taskq.worker.claims import Claim
+from taskq.worker.complete import Outbox, make_end
+from taskq.worker.connection import DATABASE_ERRORS, Connection
+from taskq.worker.disposition import Interrupted, decide
+from taskq.worker.exchange import Exchanger
+from taskq.worker.execute import Executor, Running
+from taskq.worker.registration import Registration
+
+log = get_logger("worker")
+
+EXIT_OK = 0
+EXIT_NOT_FLUSHED = 1
+"""Outcomes were left that the database had not confirmed."""
+EXIT_STUCK = 76
+"""A function in a thread outlived its timeout; the process must end to end it, and should be started again."""
+
+TICK = 0.25
+SECOND_SIGNAL_AFTER = 1.0
+"""Signals closer together than this are one: some supervisors send each twice."""
+PATIENCE = 1.0
+"""Seconds that bodies which were told to stop are waited for, before the process ends without them."""
+ABANDON_DELAY = 3.0
+"""Seconds after which a body that was left running may start elsewhere: this process must be gone by then."""
+LAST_WORDS = 2.0
+"""Seconds that the database gets for each courtesy at the end."""
+
+
+class Shutdown:
+    """Stops the parts of one worker in good order.
+
+    Args:
+        queries: The named statements of ``db/sql/worker.sql``.
+        conn: A connection for statements beside the exchange.
+        executor: The bodies.
+        exchanger: The main loop.
+        outbox: Ends that are not confirmed yet.
+        registration: The worker's registration.
+        grace: Seconds that bodies get to end after the first signal.
+        flush_within: Seconds that the database gets to confirm what has ended.
+    """
+
+    def __init__(
+        self,
+        *,
+        queries: Mapping[str, str],
+        conn: Connection,
+        executor: Executor,
+        exchanger: Exchanger,
+        outbox: Outbox,
+        registration: Registration,
+        grace: float,
+        flush_within: float,
+    ) -> None:
+        self._sql = queries
+        self._conn = conn
+        self._executor = executor
+        self._exchanger = exchanger
+        self._outbox = outbox
+        self._registration = registration
+        self._grace = grace
+        self._flush_within = flush_within
+        self._loop = asyncio.get_running_loop()
+        self._abandoned: set[tuple[UUID, int]] = set()
+
+    @property
+    def has_abandoned(self) -> bool:
+        """Whether bodies were left running."""
+        return bool(self._abandoned)
+
+    def is_abandoned(self, claim: Claim) -> bool:
+        """Whether this attempt has been ended without its body, so that what the body says comes too late."""
+        return bool(self._abandoned) and (claim.job_id, claim.claim_epoch) in self._abandoned
+
+    async def drain(self, force: asyncio.Event) -> int:
+        """End in good order; ``force`` ends the grace. Returns the exit code."""
+        executor = self._executor
+        log.info("worker.draining", worker_id=self._registration.worker_id, bodies=executor.busy, grace=self._grace)
+        self._exchanger.block("draining")
+        telling = self._loop.create_task(self._tell("drain_worker"))
+        if not await self._bodies_end(self._grace, until=force):
+            log.warning("worker.grace_over", bodies=executor.busy)
+            executor.interrupt_all("shutdown")
+            await self._bodies_end(PATIENCE)
+        flushed = await self.flush() and await self._release_strays()
+        if executor.busy:
+            # Last, since from now on another worker may start them.
+            for run in list(executor.running.values()):
+                self._abandon(run)
+            flushed = await self.flush() and flushed
+        telling.cancel()
+        return EXIT_OK if flushed else EXIT_NOT_FLUSHED
+
+    async def until_stuck(self) -> None:
+        """Return once nothing is left but threads that have outlived their timeout, with their ends in the outbox."""
+        since: float | None = None
+        while True:
+            await asyncio.sleep(TICK)
+            now = self._loop.time()
+            stuck = [r for r in self._executor.stuck() if now - (r.timed_out_at or now) > PATIENCE]
+            if not stuck:
+                if since is not None:
+                    since = None
+                    self._exchanger.unblock("stuck")
+                continue
+            if since is None:
+                since = now
+                log.error(
+                    "worker.stuck_thread",
+                    jobs=",".join(str(r.claim.job_id) for r in stuck),
+                    exit_code=EXIT_STUCK,
+                    action="draining, then exit: a thread cannot be stopped",
+                )
+            self._exchanger.block("stuck")
+            if self._executor.busy == len(stuck) and not self._exchanger.in_flight:
+                if await self.flush():
+                    for run in stuck:
+                        self._abandon(run)
+                return
+
+    async def flush(self) -> bool:
+        """Wait until every end is confirmed and no claim is on its way; False when the database does not answer."""
+        deadline = self._loop.time() + self._flush_within
+        while self._outbox.pending or self._exchanger.in_flight:
+            if not self._exchanger.in_flight:
+                self._exchanger.nudge()
+            if self._loop.time() > deadline:
+                log.error("worker.outcomes_not_sent", outcomes=self._outbox.pending)
+                return False
+            await asyncio.sleep(0.01)
+        return True
+
+    async def say_goodbye(self) -> None:
+        """The worker's row is stopped, unless claims are left: then its lease runs out and they are settled."""
+        await self._tell("stop_worker")
+
+    async def _tell(self, query: str) -> list[Any]:
+        worker_id = self._registration.worker_id
+        if worker_id is None:
+            return []
+        with suppress(*DATABASE_ERRORS):
+            async with asyncio.timeout(LAST_WORDS):
+                return await self._conn.fetch(self._sql[query], worker_id)
+        return []
+
+    async def _release_strays(self) -> bool:
+        """Hand back claims that the database says are held here, and whose answer was lost on the way."""
+        worker_id = self._registration.worker_id
+        here = {(r.claim.job_id, r.claim.claim_epoch) for r in self._executor.running.values()}
+        for row in await self._tell("renew"):
+            key = (row["job_id"], row["claim_epoch"])
+            if row["job_id"] is not None and key not in here and worker_id is not None:
+                log.warning("job.claim_without_body", job_id=key[0], claim_epoch=key[1], action="released")
+                self._exchanger.release(worker_id, *key)
+        return await self.flush()
+
+    async def _bodies_end(self, within: float, until: asyncio.Event | None = None) -> bool:
+        """Wait until no body runs; False when the time is over, or ``until`` is set, before."""
+        waits: list[asyncio.Task[Any]] = [self._loop.create_task(self._executor.until_empty())]
+        if until is not None:
+            waits.append(self._loop.create_task(until.wait()))
+        await asyncio.wait(waits, timeout=within, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        return not self._executor.busy
+
+    def _abandon(self, run: Running) -> None:
+        """End an attempt whose body cannot be stopped: timed out if it has outlived its timeout, else handed back."""
+        claim = run.claim
+        timed_out = run.interrupt == "timeout"
+        log.warning("job.abandoned", job_id=claim.job_id, task=claim.task, timed_out=timed_out)
+        self._abandoned.add((claim.job_id, claim.claim_epoch))
+        end = make_end(claim, decide(claim, run.policy, Interrupted("timeout" if timed_out else "shutdown")))
+        end.delay = max(end.delay, ABANDON_DELAY)
+        self._outbox.put(end)
+        self._exchanger.nudge()
