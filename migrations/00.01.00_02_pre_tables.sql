@@ -330,11 +330,9 @@ create table {{schema}}.task_config (
   policy_id text not null,
   required_worker_schema integer,
   published_at timestamptz not null,
-  published_by uuid,
-  operator_queue text,
-  operator_priority smallint check (operator_priority between 0 and 9)
+  published_by uuid
 );
-comment on table {{schema}}.task_config is 'What workers publish about each task at boot, beside what an operator has set. taskq.enqueue in SQL reads it.';
+comment on table {{schema}}.task_config is 'What workers publish about each task at boot. taskq.enqueue in SQL reads it.';
 comment on column {{schema}}.task_config.task is 'The task.';
 comment on column {{schema}}.task_config.queue is 'Its queue, from code.';
 comment on column {{schema}}.task_config.priority is 'Its priority, from code.';
@@ -344,8 +342,6 @@ comment on column {{schema}}.task_config.policy_id is 'Its resolved policy, from
 comment on column {{schema}}.task_config.required_worker_schema is 'The capability level that its jobs require.';
 comment on column {{schema}}.task_config.published_at is 'When a worker last published it.';
 comment on column {{schema}}.task_config.published_by is 'That worker.';
-comment on column {{schema}}.task_config.operator_queue is 'The queue that an operator has set instead.';
-comment on column {{schema}}.task_config.operator_priority is 'The priority that an operator has set instead.';
 
 create table {{schema}}.audit (
   id uuid primary key default {{schema}}.new_id(),

@@ -19,7 +19,7 @@ create function {{schema}}.publish_task(p_worker uuid, p_task text, p_queue text
       published_at = excluded.published_at, published_by = excluded.published_by
 $$;
 comment on function {{schema}}.publish_task(uuid, text, text, integer, integer, text, text, integer) is
-  'A worker publishes at boot what its code says about a task. What an operator has set stays.';
+  'A worker publishes at boot what its code says about a task.';
 
 create function {{schema}}.wake(p_queues text[]) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -193,8 +193,8 @@ begin
   end if;
   select jsonb_strip_nulls(jsonb_build_object(
       'task', enqueue.task,
-      'queue', coalesce(enqueue.queue, v_config.operator_queue, case when enqueue.policy is null then v_config.queue end, p.spec->>'queue', 'default'),
-      'priority', coalesce(enqueue.priority, v_config.operator_priority, case when enqueue.policy is null then v_config.priority end, (p.spec->>'priority')::int, 5),
+      'queue', coalesce(enqueue.queue, case when enqueue.policy is null then v_config.queue end, p.spec->>'queue', 'default'),
+      'priority', coalesce(enqueue.priority, case when enqueue.policy is null then v_config.priority end, (p.spec->>'priority')::int, 5),
       'max_attempts', coalesce(enqueue.max_attempts, case when enqueue.policy is null then v_config.max_attempts end, (p.spec#>>'{retry,max_attempts}')::int, 1),
       'effect_class', coalesce(case when enqueue.policy is null then v_config.effect_class end, p.spec->>'effect_class', 'idempotent'),
       'policy_id', p.id, 'required_worker_schema', v_config.required_worker_schema,

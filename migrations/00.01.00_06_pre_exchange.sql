@@ -209,6 +209,7 @@ begin
     select 'suspect'::text, k.queue, count(*)::int from (
         select j.queue from {{schema}}.jobs j
          where j.queue = any(p_queues) and j.status = 'pending' and j.recoveries >= 2 and j.run_at <= {{schema}}.now() and j.task = any(p_tasks)
+           and not exists (select from {{schema}}.queues q where q.name = j.queue and q.paused_at is not null)
          order by j.queue, j.run_at limit 100) k group by k.queue;
   return query
     select 'unknown_task'::text, k.task, count(*)::int from (

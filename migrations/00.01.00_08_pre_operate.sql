@@ -32,7 +32,7 @@ begin
       end if;
       exit;
     end if;
-    if exists (select from {{schema}}.history h where h.id = job_id) then
+    if exists (select from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day') then
       v_answer := 'finished';
       exit;
     end if;
@@ -124,7 +124,7 @@ declare
 begin
   select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
   if not found then
-    raise exception using errcode = case when exists (select from {{schema}}.history h where h.id = job_id) then 'WF012' else 'WF011' end,
+    raise exception using errcode = case when exists (select from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day') then 'WF012' else 'WF011' end,
       message = format('job %s is not waiting for a decision', job_id), detail = jsonb_build_object('job_id', job_id)::text,
       hint = 'It may have been resolved already, by its own late end or by somebody else: taskq jobs show.';
   end if;
