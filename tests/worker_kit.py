@@ -10,13 +10,15 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
 from typing import Any, TypeAlias
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import asyncpg
 from helpers import aeventually
 
 from taskq.worker import Worker
+from taskq.worker.claims import Claim
 
 BOUND = 15.0
 """Seconds until something that a test waits for counts as never happening."""
@@ -61,6 +63,33 @@ class Events(logging.Handler):
 
 
 RunWorker: TypeAlias = Callable[..., AbstractAsyncContextManager[Worker]]
+
+
+def claim_of(task: str, **values: Any) -> Claim:
+    """A claim as the worker would have got it, for parts that are tested without a database."""
+    now = datetime.now(UTC)
+    whole: dict[str, Any] = {
+        "worker_id": UUID(int=1),
+        "job_id": uuid4(),
+        "claim_epoch": 1,
+        "task": task,
+        "payload": "{}",
+        "queue": "default",
+        "priority": 5,
+        "run_at": now,
+        "policy_id": "p",
+        "attempt": 0,
+        "max_attempts": 3,
+        "recoveries": 0,
+        "retry_afters": 0,
+        "snoozes": 0,
+        "generation": 0,
+        "effect_class": "idempotent",
+        "deadline": None,
+        "claimed_at": now,
+        "meta": None,
+    }
+    return Claim(**(whole | values))
 
 
 async def status_of(aconn: asyncpg.Connection, job: UUID) -> str:

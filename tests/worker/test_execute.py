@@ -9,15 +9,14 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from datetime import UTC, datetime
 from typing import Any, TypeAlias
-from uuid import UUID, uuid4
+from uuid import UUID
 
 import anyio
 import asyncpg
 import pytest
 from helpers import aeventually
-from worker_kit import Gates, RunWorker, outcomes, until_status
+from worker_kit import Gates, RunWorker, claim_of, outcomes, until_status
 
 from taskq import JobContext, TaskQ
 from taskq.errors import JobCancelled
@@ -29,31 +28,6 @@ from taskq.worker.execute import Executor
 pytestmark = pytest.mark.anyio
 
 POLICY = ExecutionPolicy()
-
-
-def claim_of(task: str, payload: str = "{}") -> Claim:
-    now = datetime.now(UTC)
-    return Claim(
-        worker_id=UUID(int=1),
-        job_id=uuid4(),
-        claim_epoch=1,
-        task=task,
-        payload=payload,
-        queue="default",
-        priority=5,
-        run_at=now,
-        policy_id="p",
-        attempt=0,
-        max_attempts=3,
-        recoveries=0,
-        retry_afters=0,
-        snoozes=0,
-        generation=0,
-        effect_class="idempotent",
-        deadline=None,
-        claimed_at=now,
-        meta=None,
-    )
 
 
 class Bench:
@@ -69,7 +43,7 @@ class Bench:
         self.ends[claim.job_id] = end
 
     def put(self, task: str, payload: str = "{}", policy: ExecutionPolicy = POLICY) -> UUID:
-        claim = claim_of(task, payload)
+        claim = claim_of(task, payload=payload)
         self.executor.put([(claim, policy)])
         return claim.job_id
 

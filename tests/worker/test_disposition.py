@@ -1,0 +1,77 @@
+"""What the end of an attempt means: every branch, without a database."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+from worker_kit import claim_of
+
+from taskq import errors
+from taskq.outcomes import RetryAfter, Snooze
+from taskq.policy import ExecutionPolicy, Retry, constant
+from taskq.worker.disposition import BodyEnd, Disposition, Interrupted, Raised, Returned, decide
+
+POLICY = ExecutionPolicy(
+    retry=Retry(3, constant("7s"), give_up_on=(KeyError,)), timeout=2.0, max_retry_afters=2, max_snoozes=2
+)
+CANCELLED = errors.JobCancelled(UUID(int=1))
+
+CASES: list[tuple[str, dict[str, Any], BodyEnd, str, str | None, float]] = [
+    # what, counters at the claim, how the body ended, outcome, type of the error on record, delay
+    ("returned", {}, Returned("1"), "succeeded", None, 0),
+    ("shutdown", {}, Interrupted("shutdown"), "release", None, 0),
+    ("lease", {}, Interrupted("lease"), "release", None, 0),
+    ("cancel", {}, Interrupted("cancel"), "cancelled", None, 0),
+    ("told to cancel", {}, Raised(CANCELLED), "cancelled", None, 0),
+    ("timeout", {}, Interrupted("timeout"), "retry", "AttemptTimeout", 7),
+    ("last timeout", {"attempt": 2}, Interrupted("timeout"), "failed", "AttemptTimeout", 0),
+    ("error", {}, Raised(ValueError("x")), "retry", "ValueError", 7),
+    ("second error", {"attempt": 1}, Raised(ValueError("x")), "retry", "ValueError", 7),
+    ("last error", {"attempt": 2}, Raised(ValueError("x")), "failed", "ValueError", 0),
+    ("exit", {}, Raised(SystemExit(1)), "retry", "SystemExit", 7),
+    ("given up on", {}, Raised(KeyError("x")), "failed", "KeyError", 0),
+    ("payload", {}, Raised(errors.PayloadError("x")), "failed", "PayloadError", 0),
+    ("result", {}, Raised(errors.ResultNotStorable("x")), "failed", "ResultNotStorable", 0),
+    ("retry after", {"retry_afters": 1}, Raised(RetryAfter(5)), "retry_after", "RetryAfter", 5),
+    ("retry after, spent", {"retry_afters": 2}, Raised(RetryAfter(5)), "failed", "RetryAfterExhausted", 0),
+    ("retry after, last attempt", {"attempt": 2}, Raised(RetryAfter(5)), "retry_after", "RetryAfter", 5),
+    ("snooze", {"snoozes": 1}, Raised(Snooze(5)), "snooze", "Snooze", 5),
+    ("snooze, spent", {"snoozes": 2}, Raised(Snooze(5)), "failed", "SnoozeExhausted", 0),
+    ("snooze, last attempt", {"attempt": 2}, Raised(Snooze(5)), "snooze", "Snooze", 5),
+]
+
+
+@pytest.mark.parametrize(("what", "counters", "end", "outcome", "error", "delay"), CASES, ids=[c[0] for c in CASES])
+def test_how_a_body_ends_decides_the_outcome(
+    what: str, counters: dict[str, Any], end: BodyEnd, outcome: str, error: str | None, delay: float
+) -> None:
+    decided = decide(claim_of("t", **counters), POLICY, end)
+    assert decided.outcome == outcome
+    assert (decided.error or {}).get("type") == error
+    assert decided.delay == delay
+    assert (decided.error_text is None) == (error is None)
+    assert decided.result == (end.result if isinstance(end, Returned) else None)
+
+
+def test_a_timeout_names_its_limit_and_may_have_none() -> None:
+    assert "timeout of 2 s" in (decide(claim_of("t"), POLICY, Interrupted("timeout")).error_text or "")
+    without = replace(POLICY, timeout=None)
+    assert decide(claim_of("t"), without, Interrupted("timeout")).outcome == "retry"
+
+
+@pytest.mark.parametrize("attempt", [16, 59, 1_099, 2**31 - 2])
+def test_however_often_it_has_failed_the_next_try_has_a_date(attempt: int) -> None:
+    policy = ExecutionPolicy(retry=Retry(None))
+    decided = decide(claim_of("t", attempt=attempt, max_attempts=2**31 - 1), policy, Raised(ValueError()))
+    wanted = "retry" if attempt + 1 < 2**31 - 1 else "failed"
+    assert decided.outcome == wanted
+    assert wanted == "failed" or 0 < decided.delay <= 3600
+
+
+def test_what_is_no_end_is_refused() -> None:
+    with pytest.raises(AssertionError):
+        decide(claim_of("t"), POLICY, object())  # type: ignore[arg-type]
+    assert Disposition("succeeded").error_text is None
