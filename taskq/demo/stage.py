@@ -1,0 +1,190 @@
+"""The workers of the demonstration: real processes, one of which is killed while it holds running jobs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg.rows import dict_row
+
+import taskq
+from taskq.client.answers import translated
+from taskq.db.pools import connect_sync
+from taskq.db.queries import load
+from taskq.errors import TaskQError
+
+__all__ = ["CONCURRENCY", "Stage", "WorkerProcess", "child_environ"]
+
+CONCURRENCY = 4
+LEASE = 3.0
+"""Seconds; short, so that the killed worker's jobs are soon taken from it."""
+STALLED_AFTER = 60.0
+LOOK_EVERY = 0.05
+STOP_TIMEOUT = 40.0
+
+
+def child_environ() -> dict[str, str]:
+    """The environment of a process that is to import the taskq that runs here, with no settings of the user's."""
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("TASKQ_") or k == "TASKQ_UNDER_TEST"}
+    home = str(Path(taskq.__file__ or "").resolve().parent.parent)
+    return {**environ, "PYTHONPATH": os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))}
+
+
+@dataclass
+class WorkerProcess:
+    """One worker: its process, its log, its registration in the database."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+    worker_id: str = ""
+
+    def check(self) -> None:
+        """Raise if it has ended.
+
+        Raises:
+            TaskQError: It has; the message ends with its log.
+        """
+        if (code := self.process.poll()) is not None:
+            told = " | ".join(self.log.read_text(errors="replace").splitlines()[-5:]) or "nothing"
+            raise TaskQError(f"the worker {self.name} ended by itself with exit code {code}; its log says: {told}")
+
+
+class Stage:
+    """Two workers on a queue of their own in a migrated database, from ``start`` until the block ends."""
+
+    def __init__(self, dsn: str, schema: str, folder: Path) -> None:
+        self._dsn = dsn
+        self._schema = schema
+        self._folder = folder
+        self._queries = load("demo", schema)
+        self.queue = f"demo-{int(time.time())}-{os.getpid()}"
+        self.workers: list[WorkerProcess] = []
+
+    @contextmanager
+    def open(self) -> Iterator[Stage]:
+        """Start the workers, wait until both claim; stop whatever is left of them at the end."""
+        self._connection = connect_sync(self._dsn, name="taskq demo", prepare_threshold=None)
+        try:
+            for number in (1, 2):
+                self.workers.append(self._start(f"{self.queue}-{number}"))
+            for worker in self.workers:
+                self._wait_until_live(worker)
+            yield self
+        finally:
+            for worker in self.workers:
+                with suppress(ProcessLookupError):
+                    worker.process.terminate()
+            for worker in self.workers:
+                self._end(worker)
+            self._connection.close()
+
+    def rows(self, query: str, *arguments: Any) -> list[dict[str, Any]]:
+        """All rows of a query of ``db/sql/demo.sql``."""
+        with translated(self._schema):
+            cursor = psycopg.RawCursor(self._connection, row_factory=dict_row)
+            return cursor.execute(self._queries[query].encode(), arguments).fetchall()
+
+    def number(self, query: str, *arguments: Any) -> int:
+        """The one number of a query."""
+        return int(self.rows(query, *arguments)[0]["n"])
+
+    def run_until(self, remaining: int, progress: Callable[[int], None]) -> None:
+        """Wait until at most so many jobs are left.
+
+        Raises:
+            TaskQError: A worker ended by itself, or nothing moved for a minute.
+        """
+        left, moved_at = self.number("remaining", self.queue), time.monotonic()
+        while left > remaining:
+            time.sleep(LOOK_EVERY)
+            now_left = self.number("remaining", self.queue)
+            if now_left != left:
+                left, moved_at = now_left, time.monotonic()
+                progress(left)
+            for worker in self.workers:
+                worker.check()
+            if time.monotonic() - moved_at > STALLED_AFTER:
+                raise TaskQError(f"no job has finished for {STALLED_AFTER:g} s, {left} are left; see {self._folder}")
+        progress(left)
+
+    def kill(self, worker: WorkerProcess) -> int:
+        """Kill a worker with SIGKILL while it holds running jobs; give how many, by the database.
+
+        It is stopped first, so that what the database says still holds when the kill follows.
+
+        Raises:
+            TaskQError: It never held a running job.
+        """
+        deadline = time.monotonic() + STALLED_AFTER
+        while time.monotonic() < deadline:
+            worker.check()
+            worker.process.send_signal(signal.SIGSTOP)
+            time.sleep(LOOK_EVERY)  # what it had sent before it stopped is still being answered
+            held = self.number("held_by", worker.worker_id)
+            if held:
+                worker.process.kill()
+                worker.process.wait()
+                self.workers.remove(worker)
+                return held
+            worker.process.send_signal(signal.SIGCONT)
+            time.sleep(LOOK_EVERY)
+            if not self.number("remaining", self.queue):
+                break
+        raise TaskQError(f"the worker {worker.name} held no running job that its kill could have lost; try again")
+
+    def stop(self, worker: WorkerProcess) -> int:
+        """Stop a worker in good order; give its exit code."""
+        worker.process.terminate()
+        self._end(worker)
+        self.workers.remove(worker)
+        return int(worker.process.returncode)
+
+    def _start(self, name: str) -> WorkerProcess:
+        log = self._folder / f"{name}.log"
+        options = {
+            "--queue": self.queue,
+            "--concurrency": str(CONCURRENCY),
+            "--lease": str(LEASE),
+            "--poll-interval": "0.2",
+            "--name": name,
+            "--schema": self._schema,
+        }
+        arguments = [part for pair in options.items() for part in pair]
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "taskq", "worker", "taskq.demo.tasks:app", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self._folder,
+                # The DSN goes by the environment: the command line of a process can be read by everyone.
+                env={**child_environ(), "TASKQ_DSN": self._dsn},
+            )
+        return WorkerProcess(name, process, log)
+
+    def _wait_until_live(self, worker: WorkerProcess) -> None:
+        deadline = time.monotonic() + STALLED_AFTER
+        while time.monotonic() < deadline:
+            worker.check()
+            if (found := self.rows("worker", worker.name)) and found[0]["status"] == "live":
+                worker.worker_id = found[0]["id"]
+                return
+            time.sleep(LOOK_EVERY)
+        raise TaskQError(f"the worker {worker.name} was not ready after {STALLED_AFTER:g} s; see {worker.log}")
+
+    def _end(self, worker: WorkerProcess) -> None:
+        try:
+            worker.process.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            worker.process.kill()
+            worker.process.wait()
