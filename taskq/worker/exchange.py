@@ -351,8 +351,7 @@ class Exchanger:
     async def _claimed(self, claims: list[Claim], limit: int, rescan: bool, started: float) -> None:
         now = self._loop.time()
         self._lanes.claimed(claims, rescan=rescan)
-        if rescan:
-            self._lanes.rescanned(now, now - started)
+        self._lanes.scanned(now, now - started, rescan=rescan)
         if claims:
             self._counts.claimed += len(claims)
             claims.sort(key=lambda c: (-c.priority, c.run_at, c.job_id))

@@ -38,6 +38,8 @@ class LaneBook:
         self._marks: dict[tuple[str, int], Mark] = {}
         self._turn = 0
         self._next_rescan = 0.0
+        self._usual = 0.0
+        self._last_cost = 0.0
 
     def rescan_is_due(self, now: float) -> bool:
         """Whether the next claim should start from the beginning; ``now`` on a monotonic clock in seconds."""
@@ -74,6 +76,15 @@ class LaneBook:
             if rescan or mark > self._marks.get(lane, BEGINNING):
                 self._marks[lane] = mark
 
-    def rescanned(self, now: float, seconds: float) -> None:
-        """Note that a rescan took so long."""
-        self._next_rescan = now + max(RESCAN_EVERY, RESCAN_SHARE * seconds)
+    def scanned(self, now: float, seconds: float, *, rescan: bool) -> None:
+        """Note how long a claim took.
+
+        What a rescan costs is what it took longer than other claims do; the smaller of two in a row counts, so that one
+        that was held up by a busy machine does not put off the next.
+        """
+        if not rescan:
+            self._usual += (seconds - self._usual) / 5
+            return
+        cost = max(0.0, seconds - self._usual)
+        self._next_rescan = now + max(RESCAN_EVERY, RESCAN_SHARE * min(cost, self._last_cost))
+        self._last_cost = cost
