@@ -6,7 +6,8 @@
 -- 38k/s, by a join 24k/s. Ending before claiming in two statements beat one combined statement with two workers (60k
 -- against 47k): in one statement the claim waits for rows that others have just claimed.
 
--- Ends. p_outcomes: succeeded, failed, cancelled (terminal); retry, retry_after, snooze, release (back to pending).
+-- Ends. p_outcomes: succeeded, failed, cancelled, retry_after_spent, snooze_spent (terminal; the last two ended by their
+-- bound, which uses no attempt); retry, retry_after, snooze, release (back to pending).
 -- A cancel request on the locked row turns everything but a success into cancelled; a wait that would pass the deadline
 -- ends the job as failed. A release with a delay is one whose body may still run a moment. Returns how many were applied.
 create function {{schema}}.end_attempts(p_worker uuid, p_ids uuid[], p_epochs bigint[], p_outcomes text[], p_outcome_ids bigint[],
@@ -74,11 +75,13 @@ begin
       effect_started_at, attempt, max_attempts, recoveries, retry_afters, snoozes, releases, generation, pruned_attempts, required_worker_schema,
       priority, status, outcome, effect_class, queue, task, policy_id, unique_scope, unique_key, payload, result, error, tags, meta)
     select d.id, v_now, d.run_at, d.created_at, d.claimed_at, d.claim_epoch, d.claimed_by, d.outcome_id, d.deadline, d.cancel_requested_at,
-           d.effect_started_at, d.attempt + (d.final = 'failed' and d.told not in ('retry_after', 'snooze'))::int, d.max_attempts, d.recoveries,
-           d.retry_afters + (d.told = 'retry_after' and d.final = 'failed')::int, d.snoozes + (d.told = 'snooze' and d.final = 'failed')::int,
+           d.effect_started_at, d.attempt + (d.final = 'failed' and d.told not in ('retry_after', 'snooze', 'retry_after_spent', 'snooze_spent'))::int, d.max_attempts, d.recoveries,
+           d.retry_afters + (d.told in ('retry_after', 'retry_after_spent') and d.final = 'failed')::int,
+           d.snoozes + (d.told in ('snooze', 'snooze_spent') and d.final = 'failed')::int,
            d.releases, d.generation, d.pruned_attempts, d.required_worker_schema, d.priority, d.final,
            case when d.final <> 'failed' then d.final
-                else case d.told when 'retry_after' then 'retry_after' when 'snooze' then 'snoozed' else 'failed' end end,
+                else case d.told when 'retry_after' then 'retry_after' when 'retry_after_spent' then 'retry_after'
+                  when 'snooze' then 'snoozed' when 'snooze_spent' then 'snoozed' else 'failed' end end,
            d.effect_class, d.queue, d.task, d.policy_id, d.unique_scope, d.unique_key, d.payload,
            case when d.final = 'succeeded' then d.result end,
            case when d.final = 'succeeded' then null

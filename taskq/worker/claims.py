@@ -8,7 +8,17 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
-Outcome = Literal["succeeded", "failed", "cancelled", "retry", "retry_after", "snooze", "release"]
+Outcome = Literal[
+    "succeeded",
+    "failed",
+    "cancelled",
+    "retry",
+    "retry_after",
+    "retry_after_spent",
+    "snooze",
+    "snooze_spent",
+    "release",
+]
 Interrupt = Literal["timeout", "cancel", "shutdown", "lease"]
 
 

@@ -80,7 +80,7 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
         case Raised(RetryAfter() as later):
             if claim.retry_afters + 1 > policy.max_retry_afters:
                 return Disposition(
-                    "failed",
+                    "retry_after_spent",
                     error=errors.describe(
                         errors.RetryAfterExhausted(f"RetryAfter was raised more than {policy.max_retry_afters} times")
                     ),
@@ -89,7 +89,7 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
         case Raised(Snooze() as later):
             if claim.snoozes + 1 > policy.max_snoozes:
                 return Disposition(
-                    "failed",
+                    "snooze_spent",
                     error=errors.describe(
                         errors.SnoozeExhausted(f"the body snoozed more than {policy.max_snoozes} times")
                     ),

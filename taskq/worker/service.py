@@ -323,7 +323,7 @@ class Worker:
     def _tell(self, claim: Claim, outcome: str, error: dict[str, Any] | None, delay: float) -> None:
         about = {"job_id": claim.job_id, "task": claim.task, "claim_epoch": claim.claim_epoch}
         said = {} if error is None else {"error": f"{error.get('type')}: {error.get('message')}"}
-        if outcome == "failed":
+        if outcome in ("failed", "retry_after_spent", "snooze_spent"):
             self.counts.failed += 1
             log.error("job.failed", **about, attempt=claim.attempt + 1, **said)
         elif outcome == "cancelled":

@@ -49,7 +49,9 @@ def suspect(
     [
         ("retry", (1, 0, 0, 0, 0)),
         ("retry_after", (0, 1, 0, 0, 0)),
+        ("retry_after_spent", (0, 1, 0, 0, 0)),
         ("snooze", (0, 0, 1, 0, 0)),
+        ("snooze_spent", (0, 0, 1, 0, 0)),
         ("release", (0, 0, 0, 1, 0)),
         ("lost", (0, 0, 0, 0, 1)),
         ("failed", (1, 0, 0, 0, 0)),
@@ -67,7 +69,9 @@ def test_each_outcome_moves_its_own_counter(conn: Conn, outcome: str, expected: 
     assert violations(conn) == []
 
 
-@pytest.mark.parametrize("outcome", ["failed", "retry", "retry_after", "snooze", "release", "cancelled"])
+@pytest.mark.parametrize(
+    "outcome", ["failed", "retry", "retry_after", "retry_after_spent", "snooze", "snooze_spent", "release", "cancelled"]
+)
 def test_an_end_after_a_cancel_request_moves_no_counter(conn: Conn, outcome: str) -> None:
     worker, job = running(conn)
     cancel(conn, job)

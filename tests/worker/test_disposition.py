@@ -36,10 +36,10 @@ CASES: list[tuple[str, dict[str, Any], BodyEnd, str, str | None, float]] = [
     ("payload", {}, Raised(errors.PayloadError("x")), "failed", "PayloadError", 0),
     ("result", {}, Raised(errors.ResultNotStorable("x")), "failed", "ResultNotStorable", 0),
     ("retry after", {"retry_afters": 1}, Raised(RetryAfter(5)), "retry_after", "RetryAfter", 5),
-    ("retry after, spent", {"retry_afters": 2}, Raised(RetryAfter(5)), "failed", "RetryAfterExhausted", 0),
+    ("retry after, spent", {"retry_afters": 2}, Raised(RetryAfter(5)), "retry_after_spent", "RetryAfterExhausted", 0),
     ("retry after, last attempt", {"attempt": 2}, Raised(RetryAfter(5)), "retry_after", "RetryAfter", 5),
     ("snooze", {"snoozes": 1}, Raised(Snooze(5)), "snooze", "Snooze", 5),
-    ("snooze, spent", {"snoozes": 2}, Raised(Snooze(5)), "failed", "SnoozeExhausted", 0),
+    ("snooze, spent", {"snoozes": 2}, Raised(Snooze(5)), "snooze_spent", "SnoozeExhausted", 0),
     ("snooze, last attempt", {"attempt": 2}, Raised(Snooze(5)), "snooze", "Snooze", 5),
 ]
 
