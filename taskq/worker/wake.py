@@ -56,6 +56,8 @@ class Listener:
             try:
                 conn = await connect_async(self._dsn, name="taskq listen")
                 try:
+                    gone = asyncio.Event()
+                    conn.add_termination_listener(lambda _, gone=gone: gone.set())
                     await conn.add_listener(self._wake, self._woken)
                     await conn.add_listener(self._cancel, self._cancelled)
                     if failures:
@@ -64,7 +66,8 @@ class Listener:
                     # Whatever was notified while nobody listened.
                     self._on_wake()
                     while True:
-                        await asyncio.sleep(CHECK_EVERY)
+                        with suppress(TimeoutError):
+                            await asyncio.wait_for(gone.wait(), CHECK_EVERY)
                         await conn.execute("select 1", timeout=10)  # asyncpg cannot read the answer to an empty one
                 finally:
                     with suppress(Exception):

@@ -1,0 +1,147 @@
+"""What one worker does for all: lost workers, suspects, deadlines, keys, partitions."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+import pytest
+from helpers import aeventually
+from worker_kit import Events, Gates, RunWorker, outcomes, until_status
+
+from taskq import TaskQ
+
+pytestmark = pytest.mark.anyio
+
+
+async def leader_of(aconn: asyncpg.Connection) -> object:
+    return await aconn.fetchval("select holder from taskq.leader where role = 'maintenance'")
+
+
+async def lost_worker(aconn: asyncpg.Connection, n: int = 1, task: str = "waits", **changes: object) -> None:
+    """A worker whose lease ran out long ago, with n claims."""
+    worker = await aconn.fetchval(
+        "select taskq.register_worker('gone', 'h', 1, '{default}', $1, 100, 1, '0', 1)", [task]
+    )
+    await aconn.execute("update taskq.workers set lease_expires_at = now() + interval '1 hour' where id = $1", worker)
+    claimed = await aconn.fetch(
+        "select * from taskq.claim($1, $2, $3, '{default}', '{5}', '{-infinity}', $4)",
+        worker,
+        n,
+        [task],
+        ["00000000-0000-0000-0000-000000000000"],
+    )
+    assert len(claimed) == n
+    await aconn.execute("update taskq.workers set lease_expires_at = '-infinity' where id = $1", worker)
+
+
+async def test_the_next_worker_leads_when_the_leader_leaves(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    @app.task
+    async def nothing() -> None: ...
+
+    async with run_worker(lease=2) as second:
+        async with run_worker(lease=2) as first:
+            leaders = (first.worker_id, second.worker_id)
+
+            async def led() -> bool:
+                return await leader_of(aconn) in leaders
+
+            await aeventually(led)
+
+        async def second_leads() -> bool:
+            return await leader_of(aconn) == second.worker_id
+
+        await aeventually(second_leads)
+        await aeventually(lambda: second._maintenance.is_leader)
+
+
+async def test_claims_of_a_lost_worker_are_settled(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    @app.task(name="waits")
+    async def waits(n: int) -> int:
+        return n
+
+    jobs = [await waits.enqueue(n) for n in range(300)]
+    await lost_worker(aconn, 300)
+    async with run_worker(lease=1):
+        for n, job in enumerate(jobs):
+            assert await job.result(timeout=15) == n
+        assert await outcomes(aconn, jobs[0].id) == ["lost", "succeeded"]
+        assert len(events.of("worker.lost")) == 1
+
+
+async def test_claims_of_a_worker_without_a_row_are_settled(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    @app.task(name="waits", max_recoveries=0)
+    async def waits(n: int) -> int:
+        return n
+
+    jobs = [await waits.enqueue(n) for n in range(2)]
+    await lost_worker(aconn, 2)
+    await aconn.execute("delete from taskq.workers")
+    async with run_worker(lease=1):
+        for job in jobs:
+            assert "RecoveryExhausted" in (await until_status(aconn, job.id, "failed"))["error"]
+
+
+async def test_a_suspect_runs_alone_and_the_others_go_on(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, events: Events
+) -> None:
+    beside: list[int] = []
+
+    @app.task(name="waits")
+    async def waits(n: int) -> int:
+        beside.append(running._executor.busy)
+        await gates.wait(f"gate{n}")
+        return n
+
+    suspect = await waits.enqueue(1)
+    await aconn.execute("alter table taskq.jobs disable trigger user")
+    for _ in range(2):
+        await lost_worker(aconn)
+        await aconn.execute("select * from taskq.mark_lost()")
+        await aconn.execute("select * from taskq.settle_lost()")
+    await aconn.execute("alter table taskq.jobs enable trigger user")
+    async with run_worker() as running:
+        await gates.until_reached("gate1")
+        assert len(events.of("job.runs_alone")) == 1
+        other = await waits.enqueue(2)
+        await asyncio.sleep(0.5)
+        assert gates.reached == ["gate1"], "something was claimed beside the suspect"
+        gates.open("gate1")
+        gates.open("gate2")
+        assert await suspect.result(timeout=5) == 1
+        assert await other.result(timeout=5) == 2
+        assert beside == [1, 1]
+
+
+async def test_deadlines_keys_and_partitions_are_looked_after(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    @app.task
+    async def nothing() -> None: ...
+
+    late = await nothing.using(run_in="1h", deadline="2h").enqueue()
+    await aconn.execute("update taskq.jobs set deadline = now() - interval '1 s'")
+    await aconn.execute(
+        "insert into taskq.unique_keys values ('nothing', 'old', gen_random_uuid(), '1 s', now() - interval '1 day')"
+    )
+    await aconn.execute("select taskq.ensure_partitions(current_date - 400, current_date - 399)")
+    await aconn.execute(
+        "drop table taskq.history_" + (await aconn.fetchval("select to_char(current_date + 3, 'YYYYMMDD')"))
+    )
+    async with run_worker(lease=1):
+        assert "DeadlineExceeded" in (await until_status(aconn, late.id, "failed"))["error"]
+
+        async def tidy() -> bool:
+            return await aconn.fetchval(
+                "select not exists (select from taskq.unique_keys)"
+                " and count(*) filter (where day < current_date - 100) = 0"
+                " and count(*) filter (where day = current_date + 3) = 2 from taskq.partitions"
+            )
+
+        await aeventually(tidy)

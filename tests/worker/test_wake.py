@@ -1,0 +1,171 @@
+"""Waking up: at once where notifications arrive, at the next poll where not, and never at the cost of commits."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import asyncpg
+import pytest
+from helpers import aeventually
+from worker_kit import Events, Gates, RunWorker
+
+from taskq import TaskQ
+
+pytestmark = pytest.mark.anyio
+
+
+async def asleep(aconn: asyncpg.Connection) -> int:
+    n: int = await aconn.fetchval("select count(*) from taskq.sleepers")
+    return n
+
+
+async def test_an_idle_worker_starts_a_job_at_once(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    @app.task
+    async def when() -> float:
+        return time.monotonic()
+
+    async with run_worker(poll_interval=30):
+        waits = []
+        for _ in range(5):
+            await aeventually(lambda: asleep(aconn))
+            # Past the rechecks after falling asleep, so that nothing but the notification can wake it.
+            quiet = time.monotonic() + 0.5
+            await aeventually(lambda quiet=quiet: time.monotonic() > quiet)
+            start = time.monotonic()
+            waits.append(await (await when.enqueue()).result(timeout=5) - start)
+        assert sorted(waits)[2] < 0.25, waits
+
+
+async def test_without_notifications_a_job_starts_within_the_poll_interval(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    @app.task
+    async def when() -> float:
+        return time.monotonic()
+
+    async with run_worker(listen=False, poll_interval=0.5):
+        await aeventually(lambda: asleep(aconn))
+        start = time.monotonic()
+        assert await (await when.enqueue()).result(timeout=5) - start < 1
+
+
+async def test_a_listener_that_lost_its_connection_listens_again(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    @app.task
+    async def when() -> float:
+        return time.monotonic()
+
+    async with run_worker(poll_interval=1) as worker:
+        assert worker.ready.is_set()
+
+        async def listening() -> int | None:
+            return await aconn.fetchval(
+                "select pid from pg_stat_activity where datname = current_database() and application_name = 'taskq listen'"
+            )
+
+        pid = await aeventually(listening)
+        await aconn.execute("select pg_terminate_backend($1)", pid)
+
+        async def again() -> bool:
+            return await listening() not in (None, pid)
+
+        await aeventually(again, 5)
+        assert await (await when.enqueue()).result(timeout=5)
+
+
+async def test_ten_thousand_jobs_in_one_transaction_are_one_message_a_queue(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, dsn: str
+) -> None:
+    @app.task
+    async def never() -> None: ...
+
+    heard: list[str] = []
+    listener = await asyncpg.connect(dsn)
+    await listener.add_listener("taskq_wake", lambda *args: heard.append(args[-1]))
+    # Asleep on both queues, and nobody claims.
+    for queue in ("default", "other"):
+        await aconn.execute(
+            "insert into taskq.sleepers (queue, worker_id) select $1, gen_random_uuid() from generate_series(1, 20)",
+            queue,
+        )
+    async with aconn.transaction():
+        for queue in ("default", "other"):
+            await app.enqueue_many([never.using(queue=queue).job() for _ in range(5000)], connection=aconn)
+        await app.enqueue_many([never.job() for _ in range(10)], connection=aconn)
+    await aeventually(lambda: len(heard) >= 2)
+    await listener.execute("select pg_notify('taskq_wake', 'last')")
+    await aeventually(lambda: "last" in heard)
+    assert sorted(heard) == ["default", "last", "other"]
+    await listener.close()
+
+
+async def test_a_busy_worker_does_not_ask_to_be_notified(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates
+) -> None:
+    @app.task
+    async def quick() -> None: ...
+
+    async with run_worker():
+        await aeventually(lambda: asleep(aconn))
+        await app.enqueue_many(quick.job() for _ in range(3000))
+
+        async def awake() -> bool:
+            return not await asleep(aconn)
+
+        await aeventually(awake, interval=0.001)
+        # And with nothing more to do it falls asleep again.
+        await aeventually(lambda: asleep(aconn))
+
+
+async def test_the_log_of_the_application_is_left_as_it_is(app: TaskQ, run_worker: RunWorker) -> None:
+    @app.task(max_attempts=1)
+    async def logs() -> None:
+        logging.getLogger("my.app").warning("from the body")
+        raise ValueError("50% of it")
+
+    root = logging.getLogger()
+    lines: list[logging.LogRecord] = []
+
+    class Mine(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            lines.append(record)
+
+    mine = Mine()
+    before = (list(root.handlers), root.level, logging.getLogger("taskq").level, logging.getLogger("taskq").propagate)
+    root.addHandler(mine)
+    try:
+        async with run_worker():
+            job = await logs.enqueue()
+            with pytest.raises(Exception, match="50% of it"):
+                await job.result(timeout=5)
+    finally:
+        root.removeHandler(mine)
+    after = (list(root.handlers), root.level, logging.getLogger("taskq").level, logging.getLogger("taskq").propagate)
+    assert after == before
+    assert len([line for line in lines if line.name == "my.app"]) == 1
+    [failed] = [line for line in lines if getattr(line, "event", "") == "job.failed"]
+    assert failed.name == "taskq.worker"
+    assert "50% of it" in failed.getMessage()
+    assert {line.name.split(".")[0] for line in lines} <= {"taskq", "my", "asyncio"}
+
+
+async def test_a_success_costs_no_log_line_and_no_statement_of_its_own(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    @app.task
+    async def nothing() -> None: ...
+
+    async with run_worker(concurrency=50) as worker:
+        for job in await app.enqueue_many(nothing.job() for _ in range(100)):
+            await job.result(timeout=10)
+        events.records.clear()
+        before = worker._exchanger.started
+        jobs = await app.enqueue_many(nothing.job() for _ in range(2000))
+        await jobs[-1].result(timeout=20)
+        await aeventually(lambda: worker.counts.succeeded == 2100)
+        assert worker._exchanger.started - before < 400
+        assert events.records == []
