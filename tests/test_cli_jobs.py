@@ -1,0 +1,198 @@
+"""The commands that look at jobs and steer them, on a real database: answers, exit codes, JSON, and the record."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+
+import psycopg
+import pytest
+import sql as q
+from cli_kit import Cli, make_cli  # noqa: F401
+
+NOBODY = "01999999-0000-7000-8000-000000000000"
+
+
+def test_list_has_filters_a_limit_and_the_newest_first(cli: Cli, conn: psycopg.Connection) -> None:
+    first = str(q.enqueue(conn, queue="a", task="one"))
+    second = str(q.enqueue(conn, queue="b", task="two"))
+    worker, third = q.running(conn, queue="c", task="one")
+    q.end(conn, worker, q.End(third, outcome="failed", error={"type": "Oops", "message": "no"}))
+    failed = str(third)
+
+    def ids(*args: str) -> list[str]:
+        return [row["id"] for row in cli.ok("jobs", "list", "--json", *args).json]
+
+    assert q.status(conn, third) in {"pending", "failed"}
+    assert ids() == [failed, second, first]
+    assert ids("--limit", "1") == [failed]
+    assert ids("--queue", "a", "--queue", "b") == [second, first]
+    assert ids("--task", "one") == [failed, first]
+    assert ids("--status", q.status(conn, third), "--queue", "c") == [failed]
+    assert ids("--status", "cancelled") == []
+    assert ids("--since", "1h") == [failed, second, first]
+    assert ids("--since", "2999-01-01") == []
+    table = cli.ok("jobs", "list", "--queue", "c").out
+    assert failed in table
+    assert "Oops: no" in table
+    assert cli.ok("jobs", "list", "--status", "held").out == "no jobs\n"
+
+
+def test_since_means_the_end_of_finished_jobs(cli: Cli, conn: psycopg.Connection) -> None:
+    q.control_clock(conn)
+    q.stop_clock(conn)
+    old, finished = q.enqueue(conn), q.enqueue(conn)
+    q.shift_clock(conn, "2 days")
+    conn.execute("select taskq.ensure_partitions()")
+    q.cancel(conn, finished)
+    found = cli.ok("jobs", "list", "--since", "1d", "--json").json
+    assert [row["id"] for row in found] == [str(finished)]
+    assert {row["id"] for row in cli.ok("jobs", "list", "--json").json} == {str(old), str(finished)}
+
+
+def test_show_has_the_job_its_attempts_and_what_operators_did(cli: Cli, conn: psycopg.Connection) -> None:
+    worker, job = q.running(conn, payload={"n": 7})
+    error = {"type": "Oops", "message": "no", "traceback": "line one\nline two"}
+    q.end(conn, worker, q.End(job, outcome="failed", error=error))
+    assert cli.ok("jobs", "retry", str(job), "--reason", "fixed it").out.split()[-2:] == [str(job), "reopened"]
+    told = cli.ok("jobs", "show", str(job), "--json").json
+    assert (told["id"], told["status"], told["payload"]) == (str(job), "pending", {"n": 7})
+    assert [(a["claim_epoch"], a["outcome"], a["error"]) for a in told["attempts"]] == [(1, "failed", error)]
+    [done] = told["audit"]
+    who = f"{getpass.getuser()}@{socket.gethostname()}"
+    assert (done["action"], done["reason"], done["actor"]) == ("retry", "fixed it", who)
+    q.cancel(conn, job)
+    text = cli.ok("jobs", "show", str(job)).out
+    for part in ("fixed it", "Oops: no", "cancelled before it started", '"n": 7', who):
+        assert part in text
+    missing = cli("jobs", "show", NOBODY)
+    assert (missing.code, missing.out) == (1, "")
+    assert missing.err.startswith(f"error: there is no job {NOBODY}")
+
+
+def test_cancel_answers_for_each_job_and_fails_if_one_was_refused(cli: Cli, conn: psycopg.Connection) -> None:
+    pending = str(q.enqueue(conn))
+    _, running = q.running(conn, queue="other")
+    done = cli.ok("jobs", "cancel", pending, str(running), "--reason", "not wanted", "--json")
+    assert done.json == [{"id": pending, "answer": "cancelled"}, {"id": str(running), "answer": "requested"}]
+    again = cli("jobs", "cancel", NOBODY, pending, "--json")
+    assert (again.code, [row["answer"] for row in again.json]) == (1, ["not_found", "finished"])
+    assert q.rows(conn, "select reason from taskq.audit") == [{"reason": "not wanted"}] * 2
+
+
+def test_retry_goes_on_after_a_refusal_and_says_why(cli: Cli, conn: psycopg.Connection) -> None:
+    waiting = str(q.enqueue(conn))
+    _, running = q.running(conn, queue="other")
+    done = cli("jobs", "retry", str(running), NOBODY, waiting, "--json")
+    assert done.code == 1
+    assert [row["answer"] for row in done.json] == ["refused", "refused", "due"]
+    assert "is running, not finished" in done.json[0]["why"]
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_resolve(cli: Cli, conn: psycopg.Connection, happened: bool) -> None:
+    _, job = q.unknown(conn)
+    more = ["--happened", "--result", '{"receipt": 7}'] if happened else ["--did-not-happen"]
+    assert cli("jobs", "resolve", str(job), *more).code == 2  # no reason
+    assert cli("jobs", "resolve", str(job), "--reason", "asked").code == 2  # no decision
+    assert cli("jobs", "resolve", str(job), "--did-not-happen", "--result", "1", "--reason", "asked").code == 2
+    assert cli("jobs", "resolve", str(job), "--happened", "--result", "{", "--reason", "asked").code == 2
+    assert q.status(conn, job) == "unknown"
+    done = cli.ok("jobs", "resolve", str(job), *more, "--reason", "asked them", "--json")
+    assert done.json == [{"id": str(job), "answer": "succeeded" if happened else "cancelled"}]
+    assert q.get(conn, job)["result"] == ({"receipt": 7} if happened else None)
+    again = cli("jobs", "resolve", str(job), *more, "--reason", "asked them")
+    assert (again.code, "is not waiting for a decision" in again.err) == (1, True)
+
+
+def test_queues(cli: Cli, conn: psycopg.Connection) -> None:
+    assert cli.ok("queues", "list").out == "no queues\n"
+    q.enqueue(conn, queue="mail")
+    assert "paused" in cli.ok("queues", "pause", "mail", "--reason", "provider is down").out
+    assert "was paused already" in cli.ok("queues", "pause", "mail").out
+    [row] = cli.ok("queues", "list", "--json").json
+    assert (row["queue"], row["due"], row["running"], row["paused_at"] is None) == ("mail", 1, 0, False)
+    assert cli.ok("queues", "resume", "mail", "--json").json == [{"queue": "mail", "answer": "resumed"}]
+    assert cli.ok("queues", "resume", "mail", "--json").json == [{"queue": "mail", "answer": "was not paused"}]
+    assert cli("queues", "pause", "a b").code == 1
+    assert q.one(conn, "select count(*) from taskq.audit where subject = 'mail' and actor like '%%@%%'") == 2
+
+
+def test_workers(cli: Cli, conn: psycopg.Connection) -> None:
+    worker, _ = q.running(conn)
+    [row] = cli.ok("workers", "list", "--json").json
+    assert (row["id"], row["status"], row["claimed"]) == (str(worker), "live", 1)
+    q.lose(conn, worker)
+    conn.execute("update taskq.workers set lease_expires_at = renewed_at")  # not the -infinity of the helper
+    assert cli.ok("workers", "list").out == "no workers\n"
+    assert "lost" in cli.ok("workers", "list", "--all").out
+
+
+def test_verify(cli: Cli, conn: psycopg.Connection) -> None:
+    job = q.enqueue(conn)
+    for scope in ([], ["--all"], ["--since", "1h"], ["--since", "2020-01-01T00:00:00+01:00"]):
+        assert cli.ok("verify", *scope, "--json").json["violations"] == []
+    assert cli.ok("verify").out == "no violations (scope: live)\n"
+    assert cli("verify", "--all", "--since", "1h").code == 2
+    conn.execute("delete from taskq.policies")
+    broken = cli("verify", "--json")
+    assert (broken.code, broken.json["ok"]) == (1, False)
+    assert [(v["code"], v["job_id"]) for v in broken.json["violations"]] == [("policy_missing", str(job))]
+    assert "policy_missing" in cli("verify").out
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["jobs", "list", "--status", "done"],
+        ["jobs", "list", "--since", "yesterday"],
+        ["jobs", "list", "--limit", "0"],
+        ["jobs", "show", "seven"],
+        ["jobs", "cancel", NOBODY, "seven"],
+        ["jobs", "cancel"],
+        ["jobs"],
+        ["nothing"],
+        ["enqueue"],
+        ["enqueue", "t", "{"],
+        ["enqueue", "t", "[1]"],
+        ["enqueue", "t", '{"x": NaN}'],
+        ["enqueue", "t", "--run-in", "soon"],
+        ["enqueue", "t", "--run-at", "soon"],
+        ["enqueue", "t", "--run-in", "1s", "--run-at", "2031-01-01"],
+        ["enqueue", "t", "--priority", "10"],
+        ["demo", "--folder"],
+    ],
+)
+def test_usage_errors(cli: Cli, args: list[str]) -> None:
+    done = cli(*args)
+    assert (done.code, done.out) == (2, "") if args != ["jobs"] else done.code == 2
+
+
+def test_a_command_without_a_database_says_what_to_set(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TASKQ_DSN")
+    for args in (["jobs", "list"], ["queues", "list"], ["workers", "list"], ["verify"], ["enqueue", "t"]):
+        done = cli(*args)
+        assert done.code == 2, args
+        assert "set TASKQ_DSN, pass --dsn" in done.err
+
+
+def test_a_database_that_does_not_answer_or_has_no_taskq(cli: Cli, empty_dsn: str) -> None:
+    nowhere = cli("jobs", "list", "--dsn", "postgresql://u:sekret@127.0.0.1:1/x")
+    assert (nowhere.code, nowhere.out) == (3, "")
+    assert nowhere.err.count("\n") == 1
+    assert "sekret" not in nowhere.err
+    for args in (["jobs", "list"], ["jobs", "show", NOBODY], ["queues", "list"], ["verify"], ["enqueue", "t"]):
+        empty = cli(*args, "--dsn", empty_dsn)
+        assert empty.code == 1, args
+        assert "run 'taskq migrate up'" in empty.err
+        assert empty.err.count("\n") == 1
+
+
+def test_help_loads_no_command(cli: Cli) -> None:
+    from taskq.cli import COMMANDS
+
+    text = cli.ok("--help").out
+    for name, (_, said) in COMMANDS.items():
+        assert name in text
+        assert said.split()[0] in text
+        assert cli.ok(name, "--help").out

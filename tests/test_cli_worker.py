@@ -1,0 +1,180 @@
+"""``taskq worker`` and ``taskq enqueue``: finding the app, agreeing on the database, and a whole life as a process."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from uuid import uuid4
+
+import psycopg
+import pytest
+import sql as q
+from cli_kit import SHOP, Cli, make_cli  # noqa: F401
+from helpers import eventually
+
+import taskq
+
+
+def module(cli: Cli, source: str) -> str:
+    """A module of a name that was never imported."""
+    name = f"shop_{uuid4().hex}"
+    (cli.folder / f"{name}.py").write_text(source)
+    return name
+
+
+def status_of(conn: psycopg.Connection, job: str) -> str:
+    return str(q.one(conn, "select status from taskq.all_jobs where id = %s", job))
+
+
+def test_a_worker_lives_and_stops(cli: Cli, conn: psycopg.Connection) -> None:
+    (cli.folder / "shop.py").write_text(SHOP)
+    unpublished = cli("enqueue", "add", '{"a": 1}')
+    assert (unpublished.code, "was never published" in unpublished.err) == (1, True)
+    options = ["--queue", "mail,other", "-q", "third", "--concurrency", "7", "--lease", "5", "--name", "w1"]
+    with cli.process("worker", "shop:app", *options, "--log-format", "json", TASKQ_PRINT_ORIGIN="1") as process:
+        eventually(lambda: q.one(conn, "select count(*) from taskq.workers where status = 'live'") == 1, timeout=30)
+        [worker] = cli.ok("workers", "list", "--json").json
+        assert (worker["name"], worker["queues"], worker["concurrency"]) == ("w1", ["mail", "other", "third"], 7)
+        job = cli.ok("enqueue", "add", '{"a": 40}', "--idempotency-key", "k").out.strip()
+        again = cli.ok("enqueue", "add", '{"a": 40}', "--idempotency-key", "k", "--json")
+        assert again.json == {"id": job}
+        eventually(lambda: status_of(conn, job) == "succeeded")
+        told = cli.ok("jobs", "show", job, "--json").json
+        assert (told["result"], told["worker"], told["queue"]) == (42, "w1", "mail")
+        failing = cli.ok("enqueue", "add", '{"a": -1}').out.strip()
+        eventually(lambda: status_of(conn, failing) == "failed")
+        assert "a is negative" in cli.ok("jobs", "show", failing).out
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
+    assert f"taskq imported from {Path(taskq.__file__).parent}" in output
+    assert '"event": "worker.stopped"' in output
+    assert cli.ok("verify", "--all").code == 0
+    [worker] = cli.ok("workers", "list", "--all", "--json").json
+    assert worker["status"] == "stopped"
+
+
+def test_a_thread_that_cannot_be_stopped_does_not_hold_the_process(cli: Cli, conn: psycopg.Connection) -> None:
+    (cli.folder / "shop.py").write_text(SHOP)
+    with cli.process("worker", "shop:app") as process:
+        eventually(lambda: q.one(conn, "select count(*) from taskq.task_config") == 2, timeout=30)
+        job = cli.ok("enqueue", "stuck").out.strip()
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 76, output
+    assert status_of(conn, job) == "failed"
+    assert cli.ok("verify", "--all").code == 0
+
+
+@pytest.mark.parametrize(
+    ("reference", "said"),
+    [
+        ("nosuch:app", "there is no module 'nosuch'"),
+        ("{shop}.tasks:app", "there is no module '{shop}.tasks'"),
+        ("{shop}.py:app", "without '.py'"),
+        ("{shop}:other", "it has a TaskQ named app: write {shop}:app"),
+        ("{shop}:add", "is of type AsyncTask, not a TaskQ"),
+        ("{shop}", "is not of the form module:attribute"),
+        ("{empty}:app", "put app = TaskQ() into {empty}"),
+        ("{leaves}:app", "ended the process while it was imported (exit 3)"),
+    ],
+)
+def test_an_app_that_cannot_be_found(cli: Cli, reference: str, said: str) -> None:
+    names = {
+        "shop": module(cli, SHOP),
+        "empty": module(cli, "x = 1"),
+        "leaves": module(cli, "import sys\nsys.exit(3)"),
+    }
+    for command in (["worker"], ["enqueue", "add", '{"a": 1}', "--app"]):
+        done = cli(*command, reference.format(**names))
+        assert (done.code, done.out) == (2, "")
+        assert said.format(**names) in done.err
+        assert done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def broken():\n    return 1 / 0\nbroken()\n", "ZeroDivisionError"),
+        ("import no_such_thing\n", "it needs 'no_such_thing'"),
+        ("def (\n", "SyntaxError"),
+    ],
+)
+def test_a_module_that_raises_shows_its_own_traceback(
+    cli: Cli, capsys: pytest.CaptureFixture[str], source: str, said: str
+) -> None:
+    from taskq.cli import main
+
+    name = module(cli, source)
+    with pytest.raises(SystemExit) as ended:
+        main(["worker", f"{name}:app"])
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert said in shown.splitlines()[-1]
+    assert f"{name}.py" in shown
+    assert "taskq/cli" not in shown
+    assert "importlib" not in shown
+
+
+def test_worker_settings(cli: Cli, monkeypatch: pytest.MonkeyPatch, empty_dsn: str) -> None:
+    shop = module(cli, SHOP)
+    done = cli("worker")
+    assert (done.code, "no app is named" in done.err) == (2, True)
+    assert cli("worker", f"{shop}:app", "--concurrency", "0").code == 2
+    assert cli("worker", f"{shop}:app", "--lease", "soon").code == 2
+    assert cli("worker", f"{shop}:app", "--name", "a b").code == 1
+    assert "has nothing of taskq" in cli("worker", f"{shop}:app", "--dsn", empty_dsn).err
+    monkeypatch.setenv("TASKQ_SCHEMA", "elsewhere")
+    fresh = module(cli, SHOP)
+    done = cli("worker", f"{fresh}:app")
+    assert (done.code, "TASKQ_SCHEMA says elsewhere" in done.err) == (2, True)
+    monkeypatch.setenv("TASKQ_UNDER_TEST", str(cli.folder))
+    done = cli("worker", f"{fresh}:app")
+    assert (done.code, "the wrong code would run" in done.err) == (2, True)
+
+
+def test_a_worker_without_a_database(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TASKQ_DSN")
+    done = cli("worker", f"{module(cli, SHOP)}:app")
+    assert (done.code, "set TASKQ_DSN" in done.err, "--dsn" in done.err) == (2, True, True)
+    for dsn in ("postgresql://u:sekret@127.0.0.1:1/x", "postgresql://u:se#kret@127.0.0.1:1/x"):
+        for args in (["worker", f"{module(cli, SHOP)}:app"], ["enqueue", "t"], ["dev"]):
+            done = cli(*args, "--dsn", dsn)
+            assert done.code == (2 if "#" in dsn else 3)
+            assert "kret" not in done.err + done.out
+            assert done.err.splitlines()[-1].startswith("error: ")
+
+
+def test_the_flag_wins_over_the_apps_own_database(cli: Cli, conn: psycopg.Connection) -> None:
+    source = SHOP.replace("TaskQ()", "TaskQ('postgresql://nobody@127.0.0.1:1/x')")
+    assert cli("enqueue", "add", '{"a": 1}', "--app", f"{module(cli, source)}:app").code == 3
+    job = cli.ok("enqueue", "add", '{"a": 1}', "--app", f"{module(cli, source)}:app", "--dsn", cli.dsn).out.strip()
+    assert status_of(conn, job) == "pending"
+
+
+def test_enqueue_through_the_app_checks_the_arguments(cli: Cli, conn: psycopg.Connection) -> None:
+    shop = f"{module(cli, SHOP)}:app"
+    for payload, said in (('{"a": "x"}', "a: Expected `int`"), ("{}", "a"), ('{"a": 1, "c": 2}', "c")):
+        done = cli("enqueue", "add", payload, "--app", shop)
+        assert (done.code, said in done.err) == (2, True)
+    assert "there is no task 'nope'" in cli("enqueue", "nope", "--app", shop).err
+    more = ["--queue", "slow", "--priority", "9", "--run-at", "2999-01-01T00:00:00+00:00", "--unique-key", "u"]
+    job = cli.ok("enqueue", "add", '{"a": 1}', "--app", shop, *more).out.strip()
+    told = cli.ok("jobs", "show", job, "--json").json
+    assert (told["queue"], told["priority"], told["unique_key"]) == ("slow", 9, "u")
+    assert told["run_at"] == "2999-01-01T00:00:00+00:00"
+    assert cli.ok("enqueue", "add", '{"a": 2}', "--app", shop, "--unique-key", "u").out.strip() == job
+    # What was published by an app's worker is enough for SQL; the same options go that way.
+    conn.execute("select taskq.publish_task(null, 'add', 'mail', 4, 2, 'idempotent', policy_id, null) from taskq.jobs")
+    plain = cli.ok("enqueue", "add", '{"a": 1}', "--run-in", "1h", "--priority", "0").out.strip()
+    told = cli.ok("jobs", "show", plain, "--json").json
+    assert (told["queue"], told["priority"], told["max_attempts"]) == ("mail", 0, 2)
+    refused = cli("enqueue", "add", '{"a": "\\u0000"}')
+    assert (refused.code, refused.err.count("\n")) == (1, 1)
+
+
+def test_python_m_taskq_is_the_command(cli: Cli) -> None:
+    with cli.process("jobs", "list", "--json") as process:
+        output, _ = process.communicate(timeout=30)
+    assert (process.returncode, output) == (0, "[]\n")
+    assert sys.modules["taskq"] is taskq
