@@ -381,8 +381,11 @@ class Worker:
     async def _close(self) -> None:
         self._exchanger.close()
         parts = [p for p in (getattr(self, "_main", None), *self._background) if p is not None]
-        for part in parts:
-            part.cancel()
+        # More than once: before Python 3.12 wait_for drops a cancellation that arrives with what it waited for.
+        while any(not part.done() for part in parts):
+            for part in parts:
+                part.cancel()
+            await asyncio.wait(parts, timeout=0.5)
         await asyncio.gather(*parts, return_exceptions=True)
         await self._registration.close()
         await self._executor.close()
