@@ -93,7 +93,7 @@ class Connection:
         """Whether the connection stands, as far as is known."""
         return self._conn is not None and not self._conn.is_closed()
 
-    async def pause_after_failure(self, exc: BaseException, *, stop: asyncio.Event | None = None) -> None:
+    async def pause_after_failure(self, exc: BaseException) -> None:
         """Wait before the next try, longer each time and at most 3 s; the first failures and then few are reported."""
         self._failures += 1
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(self._failures - 1, 10)) * (0.5 + random.random() / 2)
@@ -106,11 +106,7 @@ class Connection:
                 failures=self._failures,
                 next_try_in=round(wait, 2),
             )
-        if stop is None:
-            await asyncio.sleep(wait)
-        else:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), wait)
+        await asyncio.sleep(wait)
 
     async def close(self) -> None:
         """Close it, politely if that is quick."""

@@ -14,17 +14,15 @@ from contextlib import suppress
 from typing import Any, Literal
 from uuid import UUID
 
-import asyncpg
-
-from taskq import errors
 from taskq.policy import ExecutionPolicy
 from taskq.telemetry import get_logger
 from taskq.worker.claims import Claim, Counts, End
-from taskq.worker.complete import BATCH, Outbox, arrays, cannot_be_stored, next_outcome_id, partition_is_missing
+from taskq.worker.complete import BATCH, Outbox, arrays, next_outcome_id
 from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.execute import Executor
 from taskq.worker.fetch import LaneBook
 from taskq.worker.policies import PolicyCache
+from taskq.worker.resend import Resender
 
 log = get_logger("worker")
 
@@ -96,8 +94,7 @@ class Exchanger:
         self._lanes = LaneBook(queues)
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
-        self._skip: list[UUID] = []
-        self._ends_only = False
+        self._resender = Resender(queries, conn, outbox, counts)
         self._asleep = False
         self._last_find = 0.0
         self._next_claim = 0.0
@@ -106,6 +103,7 @@ class Exchanger:
         self._finds: deque[float] = deque(maxlen=3)
         self._suspects_since: float | None = None
         self._alone: tuple[UUID, int] | None = None
+        self._others_first = False
         self._closed = False
         self.worker_id: UUID | None = None
         """The registration under which to claim; None: do not claim."""
@@ -174,7 +172,7 @@ class Exchanger:
             now = self._loop.time()
             self._hand_back_stale(now)
             limit = self._capacity(now) if now >= self._next_claim else 0
-            if self._suspects_since is not None and self.claiming and self.is_empty:
+            if self._suspects_since is not None and not self._others_first and self.claiming and self.is_empty:
                 await self._claim_suspect()
             elif len(self._outbox) or limit:
                 await self._exchange(limit)
@@ -202,8 +200,10 @@ class Exchanger:
             timeout = min(timeout, max(0.0, self._next_claim - now))
         elif self._executor.waiting or self._outbox.pending or self._suspects_since is not None:
             timeout = min(timeout, STALE)
+        # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the event.
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), timeout)
+            async with asyncio.timeout(timeout):
+                await self._event.wait()
 
     async def _ping(self) -> None:
         """Bodies may run for hours with every slot taken; the lease is renewed only while this connection answers."""
@@ -216,10 +216,10 @@ class Exchanger:
     async def _exchange(self, limit: int) -> None:
         batch = self._outbox.take()
         worker_id = batch[0].worker_id if batch else self.worker_id
-        if worker_id != self.worker_id or self._ends_only or self._outbox.bisecting:
+        if worker_id != self.worker_id or self._resender.ends_only or self._outbox.bisecting:
             limit = 0
         if worker_id is None or (not batch and not limit):
-            self._ends_only = False
+            self._resender.ends_only = False
             return
         started = self._last_sent = self._loop.time()
         rescan = limit > 0 and self._lanes.rescan_is_due(started)
@@ -234,13 +234,13 @@ class Exchanger:
                 limit,
                 self._tasks,
                 *self._lanes.lanes(rescan=rescan),
-                self._skip,
+                self._resender.skip,
             )
         except DATABASE_ERRORS as exc:
             self.in_flight = 0
-            await self._failed(batch, limit, exc)
+            await self._resender.failed(batch, limit, exc)
             return
-        self._ends_only = False
+        self._resender.ends_only = False
         missed = [row for row in rows if row["kind"] == "missed"]
         claims = [Claim.from_row(worker_id, row, started) for row in rows if row["kind"] == "job"] if limit else []
         if batch:
@@ -263,7 +263,7 @@ class Exchanger:
             self._outbox.confirmed(e for e in batch if (e.job_id, e.claim_epoch) not in keys)
             for end in batch:
                 if (end.job_id, end.claim_epoch) in keys:
-                    await self._settle_missed(end)
+                    await self._resender.settle_missed(end)
         if (
             self._alone is not None
             and not self._outbox.holds(*self._alone)
@@ -271,85 +271,11 @@ class Exchanger:
         ):
             self._alone = None
 
-    async def _settle_missed(self, end: End) -> None:
-        """An end changed no row: read what stands on record, in a new statement, and learn whose it is."""
-        try:
-            rows = await self._conn.fetch(self._sql["attempt_record"], end.job_id, end.claim_epoch, end.worker_id)
-        except DATABASE_ERRORS as exc:
-            self._outbox.again([end])
-            await self._conn.pause_after_failure(exc)
-            return
-        if any(row["ended"] and row["outcome_id"] == end.outcome_id for row in rows):
-            self._outbox.confirmed([end])
-        elif any(not row["ended"] for row in rows):
-            # Nothing on record yet and the claim still stands: an earlier sending is in progress. Ask again.
-            self._outbox.again([end])
-            await asyncio.sleep(0.05)
-        else:
-            self._outbox.confirmed([end])
-            self._counts.fenced_out += 1
-            log.warning(
-                "job.fenced_out",
-                job_id=end.job_id,
-                task=end.task,
-                claim_epoch=end.claim_epoch,
-                outcome=end.outcome,
-                on_record=next((row["outcome"] for row in rows if row["ended"]), None),
-            )
-
-    async def _failed(self, batch: list[End], limit: int, exc: Exception) -> None:
-        refusal = errors.from_sqlstate(exc)
-        if isinstance(refusal, errors.WorkerNotCapable) and limit and self._leave_out(refusal):
-            self._outbox.again(batch)
-            return
-        if partition_is_missing(exc):
-            self._outbox.again(batch)
-            try:
-                [made] = await self._conn.fetch(self._sql["ensure_partitions"])
-            except DATABASE_ERRORS as again:
-                await self._conn.pause_after_failure(again)
-            else:
-                if not made["n"]:
-                    await self._conn.pause_after_failure(exc)
-            return
-        if isinstance(refusal, errors.DatabaseRefusal) and limit and not batch and self._leave_out(refusal):
-            return
-        if cannot_be_stored(exc) and batch:
-            if limit:
-                # Ends or claims? Send the ends alone to find out.
-                self._outbox.again(batch)
-                self._ends_only = True
-                return
-            assert isinstance(exc, asyncpg.PostgresError)
-            culprit = self._outbox.refused(batch, exc)
-            if culprit is not None:
-                log.error(
-                    "job.outcome_not_stored",
-                    job_id=culprit.job_id,
-                    task=culprit.task,
-                    claim_epoch=culprit.claim_epoch,
-                    outcome=culprit.outcome,
-                    sqlstate=exc.sqlstate,
-                    error=str(exc).splitlines()[0],
-                )
-                if culprit.minimal:
-                    await self._conn.pause_after_failure(exc)
-            return
-        self._outbox.again(batch)
-        await self._conn.pause_after_failure(exc)
-
-    def _leave_out(self, refusal: errors.DatabaseRefusal) -> bool:
-        """Claim around a row whose claim the database refused; answers whether that is anything new."""
-        if refusal.job_id is None or refusal.job_id in self._skip:
-            return False
-        log.warning("job.stranded", job_id=refusal.job_id, sqlstate=refusal.sqlstate, reason=str(refusal))
-        self._skip.append(refusal.job_id)
-        return True
-
     # Claims ---------------------------------------------------------------------------------------------------------
 
     async def _claimed(self, claims: list[Claim], limit: int, rescan: bool, started: float) -> None:
         now = self._loop.time()
+        self._others_first = False
         self._lanes.claimed(claims, rescan=rescan)
         self._lanes.scanned(now, now - started, rescan=rescan)
         if claims:
@@ -412,7 +338,7 @@ class Exchanger:
         return self._policies.get(claim.policy_id, claim.task)
 
     async def _claim_suspect(self) -> None:
-        # Tried once each time that the survey finds one: whatever goes wrong here, other jobs are claimed meanwhile.
+        # Suspects and other jobs take turns; whatever goes wrong here is tried again when the survey has found one.
         self._suspects_since = None
         worker_id = self.worker_id
         self.started += 1
@@ -428,6 +354,9 @@ class Exchanger:
             claim = Claim.from_row(worker_id, rows[0], self._loop.time())
             log.info("job.runs_alone", job_id=claim.job_id, task=claim.task, recoveries=claim.recoveries)
             self._alone = (claim.job_id, claim.claim_epoch)
+            self._suspects_since = self._loop.time()
+            self._others_first = True
+            self._next_claim = 0.0
             self._counts.claimed += 1
             await self._hand_over([claim])
         self.in_flight = 0

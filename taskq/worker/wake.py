@@ -67,7 +67,8 @@ class Listener:
                     self._on_wake()
                     while True:
                         with suppress(TimeoutError):
-                            await asyncio.wait_for(gone.wait(), CHECK_EVERY)
+                            async with asyncio.timeout(CHECK_EVERY):
+                                await gone.wait()
                         await conn.execute("select 1", timeout=10)  # asyncpg cannot read the answer to an empty one
                 finally:
                     with suppress(Exception):

@@ -1,0 +1,124 @@
+"""What becomes of ends and claims that the database refused, or whose answer was lost.
+
+Ends are sent again until they are confirmed. What is on record decides about an end that changed no row; only a value
+that cannot be stored is given up, alone, and a row whose claim is refused is claimed around.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from uuid import UUID
+
+import asyncpg
+
+from taskq import errors
+from taskq.telemetry import get_logger
+from taskq.worker.claims import Counts, End
+from taskq.worker.complete import Outbox, cannot_be_stored, partition_is_missing
+from taskq.worker.connection import DATABASE_ERRORS, Connection
+
+log = get_logger("worker")
+
+
+class Resender:
+    """Decides for one exchanger.
+
+    Args:
+        queries: The named statements of ``db/sql/worker.sql``.
+        conn: The exchange's connection.
+        outbox: Where ends are kept.
+        counts: What is counted.
+    """
+
+    def __init__(self, queries: Mapping[str, str], conn: Connection, outbox: Outbox, counts: Counts) -> None:
+        self._sql = queries
+        self._conn = conn
+        self._outbox = outbox
+        self._counts = counts
+        self.ends_only = False
+        """Whether to send ends without claims, to find out which of the two is refused."""
+        self.skip: list[UUID] = []
+        """Jobs to claim around."""
+
+    async def settle_missed(self, end: End) -> None:
+        """An end changed no row: read what stands on record, in a new statement, and learn whose it is."""
+        try:
+            rows = await self._conn.fetch(self._sql["attempt_record"], end.job_id, end.claim_epoch, end.worker_id)
+        except DATABASE_ERRORS as exc:
+            self._outbox.again([end])
+            await self._conn.pause_after_failure(exc)
+            return
+        if any(row["ended"] and row["outcome_id"] == end.outcome_id for row in rows):
+            self._outbox.confirmed([end])
+        elif any(not row["ended"] for row in rows):
+            # Nothing on record yet and the claim still stands: an earlier sending is in progress. Ask again.
+            self._outbox.again([end])
+            await asyncio.sleep(0.05)
+        else:
+            self._outbox.confirmed([end])
+            self._counts.fenced_out += 1
+            log.warning(
+                "job.fenced_out",
+                job_id=end.job_id,
+                task=end.task,
+                claim_epoch=end.claim_epoch,
+                outcome=end.outcome,
+                on_record=next((row["outcome"] for row in rows if row["ended"]), None),
+            )
+
+    async def failed(self, batch: list[End], limit: int, exc: Exception) -> None:
+        """An exchange failed: decide what is sent next, and when.
+
+        Args:
+            batch: The ends that were sent.
+            limit: How many claims were asked for; 0 for none.
+            exc: What the database or the connection said.
+        """
+        refusal = errors.from_sqlstate(exc)
+        if isinstance(refusal, errors.WorkerNotCapable) and limit and self._leave_out(refusal):
+            self._outbox.again(batch)
+            return
+        if partition_is_missing(exc):
+            self._outbox.again(batch)
+            try:
+                [made] = await self._conn.fetch(self._sql["ensure_partitions"])
+            except DATABASE_ERRORS as again:
+                await self._conn.pause_after_failure(again)
+            else:
+                if not made["n"]:
+                    await self._conn.pause_after_failure(exc)
+            return
+        if isinstance(refusal, errors.DatabaseRefusal) and limit and not batch and self._leave_out(refusal):
+            return
+        if cannot_be_stored(exc) and batch:
+            if limit:
+                # Ends or claims? Send the ends alone to find out.
+                self._outbox.again(batch)
+                self.ends_only = True
+                return
+            assert isinstance(exc, asyncpg.PostgresError)
+            culprit = self._outbox.refused(batch, exc)
+            if culprit is not None:
+                log.error(
+                    "job.outcome_not_stored",
+                    job_id=culprit.job_id,
+                    task=culprit.task,
+                    claim_epoch=culprit.claim_epoch,
+                    outcome=culprit.outcome,
+                    sqlstate=exc.sqlstate,
+                    error=str(exc).splitlines()[0],
+                )
+                if culprit.minimal:
+                    await self._conn.pause_after_failure(exc)
+            return
+        self._outbox.again(batch)
+        await self._conn.pause_after_failure(exc)
+
+    def _leave_out(self, refusal: errors.DatabaseRefusal) -> bool:
+        """Claim around a row whose claim the database refused; answers whether that is anything new."""
+        if refusal.job_id is None or refusal.job_id in self.skip:
+            return False
+        log.warning("job.stranded", job_id=refusal.job_id, sqlstate=refusal.sqlstate, reason=str(refusal))
+        self.skip.append(refusal.job_id)
+        return True
