@@ -1,0 +1,104 @@
+"""The application whose workers the system tests start: bodies that write a journal, wait at gates and misbehave.
+
+A gate is a file: a body waits until it is there, and fails at a bound if nobody makes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from taskq import JobContext, Retry, Snooze, TaskQ
+from taskq.errors import JobCancelled
+from taskq.policy import constant
+
+app = TaskQ()
+BOUND = 40.0
+
+
+def note(event: str, ctx: JobContext) -> None:
+    """One line, in one write, on a file that is only appended to: lines of many processes do not mix."""
+    line = f"{event} {ctx.job_id} {ctx.claim_epoch}\n".encode()
+    handle = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        os.write(handle, line)
+    finally:
+        os.close(handle)
+
+
+def _is_open(gate: str) -> bool:
+    return (Path(os.environ["GATES"]) / gate).exists()
+
+
+@app.task
+async def work(ctx: JobContext, seconds: float) -> int:
+    note("start", ctx)
+    await asyncio.sleep(seconds)
+    note("end", ctx)
+    return ctx.claim_epoch
+
+
+@app.task(retry=Retry(3, constant(0)))
+async def waits(ctx: JobContext, gate: str = "gate", then: str = "succeed") -> str:
+    """Wait at a gate, blocking nothing, then end as told."""
+    note("start", ctx)
+    end = time.monotonic() + BOUND
+    try:
+        while not _is_open(gate):
+            if time.monotonic() > end:
+                raise AssertionError(f"nobody opened {gate}")
+            await asyncio.sleep(0.02)
+    except asyncio.CancelledError:
+        note("cancelled", ctx)
+        raise
+    note("end", ctx)
+    return finish(ctx, then)
+
+
+@app.task(retry=Retry(3, constant(0)))
+def waits_in_thread(ctx: JobContext, gate: str = "gate", then: str = "succeed") -> str:
+    """The same in a thread, deaf to all requests."""
+    note("start", ctx)
+    end = time.monotonic() + BOUND
+    while not _is_open(gate):
+        if time.monotonic() > end:
+            raise AssertionError(f"nobody opened {gate}")
+        time.sleep(0.02)
+    note("end", ctx)
+    return finish(ctx, then)
+
+
+@app.task(timeout=0.3, max_attempts=1)
+def outlives_its_timeout(ctx: JobContext) -> None:
+    note("start", ctx)
+    time.sleep(BOUND)
+
+
+@app.task(max_recoveries=2)
+async def kills_its_worker(ctx: JobContext) -> None:
+    note("start", ctx)
+    await asyncio.sleep(0.3)
+    os._exit(9)
+
+
+@app.task(max_attempts=1)
+async def sleeps(ctx: JobContext, seconds: float) -> int:
+    note("start", ctx)
+    await asyncio.sleep(seconds)
+    note("end", ctx)
+    return ctx.attempt
+
+
+def finish(ctx: JobContext, then: str) -> Any:
+    match then:
+        case "fail":
+            raise ValueError("told to fail")
+        case "snooze":
+            raise Snooze(0)
+        case "cancel":
+            raise JobCancelled(ctx.job_id)
+        case _:
+            return f"epoch {ctx.claim_epoch}"

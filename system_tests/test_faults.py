@@ -1,0 +1,261 @@
+"""Processes that are killed, frozen or cut off, and a database that goes away: nothing is lost, nothing told twice."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+from collections import Counter
+from uuid import UUID
+
+import psycopg
+import pytest
+from conftest import Journal, StartWorker, WorkerProcess, now, until
+from helpers import eventually
+from psycopg.rows import dict_row
+from sql import violations
+
+from taskq import TaskQ
+from taskq.worker.lease import EXIT_LEASE_LOST
+
+pytestmark = pytest.mark.anyio
+JOBS = 2000
+
+
+def query(dsn: str, text: str, *args: object) -> list[dict[str, object]]:
+    with psycopg.connect(dsn, row_factory=dict_row, autocommit=True) as conn:
+        return conn.execute(text, args).fetchall()
+
+
+def row_of(dsn: str, job: UUID) -> dict[str, object]:
+    [row] = query(dsn, "select * from taskq.all_jobs where id = %s", job)
+    return row
+
+
+async def test_a_storm_of_kills_loses_nothing_and_repeats_only_what_is_on_record(
+    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
+) -> None:
+    rand = random.Random(20)
+    work = app.get_task("work")
+    await app.enqueue_many([work.using(max_recoveries=50).job(rand.random() * 0.05) for _ in range(JOBS)])
+    workers: list[WorkerProcess] = [start_worker(f"w{n}", ready=False, lease=1) for n in range(3)]
+
+    def left() -> int:
+        [row] = query(dsn, "select count(*) as n from taskq.jobs")
+        return int(str(row["n"]))
+
+    kills = 0
+    quiet_until = now()
+    done = 0
+
+    def next_kill() -> bool:
+        nonlocal kills, quiet_until, done
+        ended = len(journal.of("end"))
+        if kills < 8 and now() > quiet_until and ended > done:
+            # Only while they work, so that every kill hits running bodies.
+            victim = rand.randrange(3)
+            workers[victim].kill()
+            kills += 1
+            workers[victim] = start_worker(f"w{victim}-{kills}", ready=False, lease=1)
+            quiet_until, done = now() + 0.2 + rand.random(), ended
+        return left() == 0
+
+    until(next_kill, 120)
+    assert kills == 8
+    ended = query(dsn, "select id, status, claim_epoch, recoveries, releases from taskq.history")
+    assert Counter(row["status"] for row in ended) == {"succeeded": JOBS}
+    on_record = {
+        (str(row["job_id"]), row["claim_epoch"]): row["outcome"]
+        for row in query(dsn, "select job_id, claim_epoch, outcome from taskq.attempts")
+    }
+    starts, ends = Counter(journal.of("start")), Counter(journal.of("end"))
+    # Every attempt ran at most once, and is on record; every job has ended in the world as well as in the database.
+    assert set(starts.values()) == {1}
+    assert set(starts) <= set(on_record)
+    assert {job for job, _ in ends} == {str(row["id"]) for row in ended}
+    repeated = {key for key in starts if on_record[key] != "succeeded"}
+    assert {on_record[key] for key in repeated} <= {"lost", "released"}
+    assert len(starts) - len(repeated) == JOBS
+    assert any(outcome == "lost" for outcome in on_record.values())
+    for worker in workers:
+        worker.signal(signal.SIGTERM)
+    for worker in workers:
+        assert worker.exit_code(30) == 0
+
+
+@pytest.mark.parametrize("then", ["succeed", "fail", "snooze", "cancel"])
+@pytest.mark.parametrize("task", ["waits", "waits_in_thread"])
+async def test_a_frozen_worker_that_wakes_up_past_its_lease_changes_nothing(
+    task: str, then: str, app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
+) -> None:
+    frozen = start_worker("frozen", lease=1)
+    job = await app.get_task(task).enqueue(then=then)
+    until(lambda: journal.of("start"))
+    frozen.signal(signal.SIGSTOP)
+    query(dsn, "update taskq.workers set lease_expires_at = '-infinity' returning 1")
+    query(dsn, "select * from taskq.mark_lost()")
+    assert [row["settled"] for row in query(dsn, "select * from taskq.settle_lost()")] == ["pending"]
+    assert query(dsn, "select taskq.cancel(%s) as answer", job.id) == [{"answer": "cancelled"}]
+    before = row_of(dsn, job.id)
+    # Its body can end the moment that it wakes up.
+    journal.open_gate()
+    frozen.signal(signal.SIGCONT)
+    woke = now()
+    assert frozen.process.poll() is None
+    until(lambda: frozen.process.poll() is not None or "worker.registered_anew" in frozen.log, 10)
+    assert now() - woke < 5
+    if frozen.process.poll() is not None:
+        assert frozen.process.returncode == EXIT_LEASE_LOST
+    else:
+        again = await app.get_task("work").enqueue(0)
+        assert await again.result(timeout=5) == 1
+        assert frozen.stop() == 0
+    assert row_of(dsn, job.id) == before
+    assert len(query(dsn, "select 1 from taskq.attempts where job_id = %s", job.id)) == 1
+
+
+async def test_a_body_that_kills_its_worker_is_found_out_alone(
+    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
+) -> None:
+    killer = await app.get_task("kills_its_worker").enqueue()
+    sleeps = app.get_task("sleeps").using(max_attempts=1)
+    neighbours = await app.enqueue_many([sleeps.job(0.5) for _ in range(6)])
+    end = now() + 80
+    n = 0
+    worker = start_worker("w0", ready=False, lease=1)
+    while row_of(dsn, killer.id)["status"] != "failed" and now() < end:
+        if worker.process.poll() is not None:
+            assert worker.process.returncode == 9
+            n += 1
+            worker = start_worker(f"w{n}", ready=False, lease=1)
+        until(lambda w=worker: w.process.poll() is not None or row_of(dsn, killer.id)["status"] == "failed", 40)
+    assert n == 3
+    row = row_of(dsn, killer.id)
+    assert "RecoveryExhausted" in str(row["error"])
+    assert row["recoveries"] == 3
+    for job in neighbours:
+        assert await job.result(timeout=30) == 1
+        assert int(str(row_of(dsn, job.id)["recoveries"])) <= 2
+    assert len([job for job, _ in journal.of("start") if job == str(killer.id)]) == 3
+    assert worker.stop() == 0
+
+
+async def test_a_crash_in_the_last_recovery_ends_the_job(
+    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
+) -> None:
+    job = await app.get_task("waits").using(max_recoveries=0).enqueue()
+    worker = start_worker(lease=1)
+    until(lambda: journal.of("start"))
+    worker.kill()
+    start_worker("next", lease=1)
+    until(lambda: row_of(dsn, job.id)["status"] == "failed")
+    row = row_of(dsn, job.id)
+    assert (row["attempt"], row["recoveries"]) == (0, 1)
+    assert "RecoveryExhausted" in str(row["error"])
+    [left] = query(dsn, "select count(*) as n from taskq.jobs where status = 'running'")
+    assert left["n"] == 0
+
+
+class Stoppable:
+    """A server of its own that a test stops and starts."""
+
+    def __init__(self) -> None:
+        from servers import serve
+
+        self._context = serve(durable=True)
+        self.server = self._context.__enter__()
+        self.running = True
+
+    def _control(self, *args: str) -> None:
+        server = self.server
+        done = server.user.run([server.bin_dir / "pg_ctl", "-D", server.data_dir, "-w", "-t", "60", *args], timeout=90)
+        assert done.returncode == 0, done.stdout
+
+    def stop(self, mode: str) -> None:
+        self._control("stop", "-m", mode)
+        self.running = False
+
+    def start(self) -> None:
+        options = f"-c listen_addresses= -c unix_socket_directories={self.server.socket_dir} -c max_connections=200"
+        server = self.server
+        # In a session of its own, its output to a file: pg_ctl would otherwise hold our pipes.
+        command = [str(server.bin_dir / "pg_ctl"), "-D", str(server.data_dir), "-w", "-o", options]
+        done = subprocess.run(
+            [*command, "-l", str(server.data_dir / "restarted.log"), "start"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=90,
+            check=False,
+            **server.user.popen_options(),
+        )
+        assert done.returncode == 0
+        self.running = True
+
+    def close(self) -> None:
+        if self.running:
+            self._control("stop", "-m", "immediate")
+        self._context.__exit__(None, None, None)
+
+
+async def test_a_database_that_stops_and_comes_back_is_survived(
+    tmp_path_factory: pytest.TempPathFactory, journal: Journal
+) -> None:
+    from conftest import ROOT, _module
+
+    from taskq import migrate
+
+    own = Stoppable()
+    dsn = own.server.dsn()
+    worker = None
+    try:
+        migrate.up(dsn)
+        app: TaskQ = _module("app_of_restart", ROOT / "system_tests" / "app_under_test.py").app
+        app.use_database(dsn)
+        worker = WorkerProcess(dsn, journal.folder, "survivor", {"lease": 30, "poll-interval": 0.2}).until_started()
+        job = await app.get_task("waits").enqueue()
+        # And 300 claims of a worker that is gone, to be rescued by whoever is there.
+        orphans = await app.enqueue_many([app.get_task("work").using(queue="orphans").job(0) for _ in range(300)])
+        query(
+            dsn,
+            "select count(*) from taskq.claim("
+            "taskq.register_worker('gone', 'h', 1, '{orphans}', '{work}', 300, 1, '0', 60), 300, '{work}', '{orphans}',"
+            " '{5}', '{-infinity}', array['00000000-0000-0000-0000-000000000000'::uuid])",
+        )
+        await app.close()
+        until(lambda: journal.of("start"))
+        own.stop("fast")
+        stopped = now()
+        journal.open_gate()
+        until(lambda: journal.of("end"))
+        eventually(lambda: now() - stopped > 10, 15)
+        lines = worker.log.count("\n")
+        own.start()
+        back = now()
+        assert worker.process.poll() is None
+        assert lines < 60, worker.log
+        until(lambda: row_of(dsn, job.id)["status"] == "succeeded", 6)
+        app.use_database(dsn)
+        fresh = _module("app_after_restart", ROOT / "system_tests" / "app_under_test.py").app
+        fresh.use_database(dsn)
+        more = await fresh.get_task("work").enqueue(0)
+        assert await more.result(timeout=6) == 1
+        assert now() - back < 8
+        assert [r["outcome"] for r in query(dsn, "select outcome from taskq.attempts where job_id = %s", job.id)] == [
+            "succeeded"
+        ]
+        # The rescue depends on nothing in memory: a hard restart in the middle of it.
+        query(dsn, "update taskq.workers set lease_expires_at = '-infinity' where name = 'gone' returning 1")
+        query(dsn, "select * from taskq.mark_lost()")
+        query(dsn, "select * from taskq.settle_lost(100)")
+        own.stop("immediate")
+        own.start()
+        until(lambda: query(dsn, "select count(*) as n from taskq.jobs where status = 'running'")[0]["n"] == 0, 40)
+        assert query(dsn, "select count(*) as n from taskq.jobs where recoveries = 1")[0]["n"] == len(orphans)
+        await fresh.close()
+        assert worker.stop() == 0
+        with psycopg.connect(dsn) as check:
+            assert violations(check) == []
+    finally:
+        if worker is not None and worker.process.poll() is None:
+            worker.kill()
+        own.close()
