@@ -28,7 +28,9 @@ NOBODY = UUID(int=0)
 BOUND = 20.0
 """Seconds until a wait that a test expects counts as failed."""
 
-OUTCOMES = ("succeeded", "failed", "cancelled", "retry", "retry_after", "snooze", "release")
+SPENT = ("retry_after_spent", "snooze_spent")
+"""Terminal: what was asked for once more than its bound allows."""
+OUTCOMES = ("succeeded", "failed", "cancelled", "retry", "retry_after", "snooze", "release", *SPENT)
 TERMINAL = ("succeeded", "failed", "cancelled")
 BACK = ("retry", "retry_after", "snooze", "release")
 

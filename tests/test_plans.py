@@ -228,7 +228,7 @@ def test_what_the_leader_and_a_renewal_look_for_goes_by_indexes(conn: Conn) -> N
     conn.execute("update taskq.workers set status = 'lost' where id = %s", (lost,))
     conn.execute("analyze taskq.jobs")
     for call, text, index, most in (
-        ("taskq.settle_lost(200)", "for update of j skip locked", "jobs_claimed_by", 2_000),
+        ("taskq.settle_lost(200)", "for update of j skip locked", "jobs_claimed_by", 5_000),
         (f"taskq.renew('{worker}')", "j.cancel_requested_at is not null", "jobs_claimed_by", 200),
         ("taskq.sweep()", "j.deadline <= taskq.now()", "jobs_deadline", 50),
     ):

@@ -92,7 +92,9 @@ def test_an_end_carries_every_column_to_history(conn: Conn) -> None:
 
 def test_a_finished_job_is_not_born_again_while_history_has_it(conn: Conn) -> None:
     worker, job = running(conn)
-    end(conn, worker, End(job, 1, "failed"))
+    end(conn, worker, End(job, 1, "retry"))
+    claim_one(conn, worker)
+    end(conn, worker, End(job, 2, "failed"))
     copy = (
         "insert into taskq.jobs (id, run_at, created_at, claim_epoch, generation, max_attempts, queue, task, policy_id,"
         " payload) select id, run_at, created_at, claim_epoch, 1, max_attempts, queue, task, policy_id, payload"

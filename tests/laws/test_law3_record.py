@@ -163,6 +163,13 @@ def test_the_same_end_sent_again_is_confirmed_by_its_outcome_id(conn: Conn) -> N
     assert violations(conn) == []
 
 
+def test_a_record_of_another_epoch_confirms_nothing(conn: Conn) -> None:
+    worker, job = running(conn)
+    assert exchange(conn, worker, [End(job, 1, "retry", 9)]) == []
+    [missed] = exchange(conn, worker, [End(job, 2, "retry", 9)])
+    assert (missed["kind"], missed["claim_epoch"]) == ("missed", 2)
+
+
 def test_resolving_and_late_ends_are_on_record_once(conn: Conn) -> None:
     worker, job = unknown(conn)
     assert end(conn, worker, End(job, 1, "succeeded", result={"n": 1})) == 1

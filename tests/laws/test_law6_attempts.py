@@ -8,6 +8,8 @@ from uuid import UUID
 import psycopg
 import pytest
 from sql import (
+    OUTCOMES,
+    SPENT,
     End,
     attempts,
     cancel,
@@ -69,9 +71,7 @@ def test_each_outcome_moves_its_own_counter(conn: Conn, outcome: str, expected: 
     assert violations(conn) == []
 
 
-@pytest.mark.parametrize(
-    "outcome", ["failed", "retry", "retry_after", "retry_after_spent", "snooze", "snooze_spent", "release", "cancelled"]
-)
+@pytest.mark.parametrize("outcome", [outcome for outcome in OUTCOMES if outcome != "succeeded"])
 def test_an_end_after_a_cancel_request_moves_no_counter(conn: Conn, outcome: str) -> None:
     worker, job = running(conn)
     cancel(conn, job)
@@ -79,6 +79,18 @@ def test_an_end_after_a_cancel_request_moves_no_counter(conn: Conn, outcome: str
     assert get(conn, job)["status"] == "cancelled"
     assert counters(conn, job) == (0, 0, 0, 0, 0)
     assert attempts(conn, job) == [(1, "cancelled")]
+    assert violations(conn) == []
+
+
+@pytest.mark.parametrize("outcome", SPENT)
+def test_asking_once_more_than_the_bound_allows_fails_the_job_without_using_an_attempt(
+    conn: Conn, outcome: str
+) -> None:
+    worker, job = running(conn)
+    assert end(conn, worker, End(job, 1, outcome, error={"type": "E"})) == 1
+    found = get(conn, job)
+    assert (found["status"], found["error"], found["attempt"]) == ("failed", {"type": "E"}, 0)
+    assert attempts(conn, job) == [(1, {"retry_after_spent": "retry_after", "snooze_spent": "snoozed"}[outcome])]
     assert violations(conn) == []
 
 

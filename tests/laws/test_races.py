@@ -139,6 +139,24 @@ def test_a_claim_in_progress_keeps_its_worker_from_being_declared_lost(dsn: str,
     assert attempts(conn, job) == [(1, "lost")]
 
 
+def test_a_claim_of_a_suspect_keeps_its_worker_from_being_declared_lost(dsn: str, conn: Conn) -> None:
+    worker, job = running(conn)
+    for _ in range(2):
+        lose(conn, worker)
+        assert settle(conn) == {job: "pending"}
+        worker = register(conn)
+        claim(conn, worker)
+    with sessions(dsn, 1) as [a]:
+        a.begin()
+        [row] = a.do(lambda c: rows(c, "select * from taskq.claim_suspect(%s, '{t}', '{q}')", worker))
+        assert row["job_id"] == job
+        expire(conn, worker)
+        assert mark_lost(conn) == []
+        a.commit()
+    assert mark_lost(conn) == [worker]
+    assert settle(conn) == {job: "pending"}
+
+
 def test_a_claim_waits_for_the_mark_and_then_takes_nothing(dsn: str, conn: Conn) -> None:
     job = enqueue(conn)
     worker = register(conn, lease=0.001)
@@ -167,6 +185,18 @@ def test_a_claim_behind_a_mark_that_is_undone_goes_on(dsn: str, conn: Conn) -> N
         assert conn.execute("select from taskq.jobs for update nowait").rowcount == 1
         leader.rollback()
         assert [row["job_id"] for row in answer.result(20)] == [job]
+
+
+def test_an_exchange_locks_its_worker_before_its_jobs(dsn: str, conn: Conn) -> None:
+    worker, job = running(conn)
+    with sessions(dsn) as [leader, late]:
+        leader.begin()
+        leader.do(lambda c: c.execute("select from taskq.workers where id = %s for update", (worker,)))
+        answer = late.start(lambda c: exchange(c, worker, [End(job, 1)]))
+        late.waits_for(leader)
+        assert leader.do(lambda c: c.execute("select from taskq.jobs for update nowait").rowcount) == 1
+        leader.rollback()
+        assert answer.result(20) == []
 
 
 def test_a_renewal_in_progress_keeps_its_worker_and_one_behind_the_mark_is_told(dsn: str, conn: Conn) -> None:

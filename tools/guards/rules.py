@@ -1,0 +1,510 @@
+"""Guards of the rules around the laws: claims, deadlines, operators, keys, the leader, roles, verify, plans."""
+
+from __future__ import annotations
+
+from guards import Guard, guard
+
+CLAIMS, FIVE, SIX = "test_claims.py::", "test_law5_transitions.py::", "test_law6_attempts.py::"
+OPERATE, KEYS, LEASES = "test_cancel_resolve_reopen.py::", "test_keys.py::", "test_leases.py::"
+ROLES, INVARIANTS, PARTITIONS = "test_roles.py::", "test_invariants.py::", "test_partitions.py::"
+BY_RULES = SIX + "test_a_suspect_is_claimed_under_the_rules_of_every_claim"
+FORGED = INVARIANTS + "test_a_forged_violation_is_reported_for_its_job"
+SUSPECT = (
+    "where k.queue = any(p_queues) and k.status = 'pending' and k.recoveries >= 2 and k.run_at <= v_now"
+    " and k.task = any(p_tasks)\n"
+)
+FIT = "and k.attempt < k.max_attempts and (k.deadline is null or k.deadline > v_now)\n          and (k.required"
+PLAIN = " set search_path = pg_catalog, pg_temp"
+PLANNER = (
+    " set enable_seqscan = off set enable_nestloop = off set enable_mergejoin = off\n  set enable_hashjoin = on"
+    " set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off"
+)
+CLAIM_BODY, ENDS_BODY = (
+    f" as $$\ndeclare\n  {start}" for start in ("v_now timestamptz;\n  v_level", "v_now timestamptz :=")
+)
+PLANS = "/test_plans.py::test_claims_and_ends_go_by_their_indexes_at_every_size"
+
+
+def suspect(what: str, without: str) -> Guard:
+    """A predicate of claim_suspect, removed."""
+    return guard("claim", f"claim_suspect: {what}", "exchange", SUSPECT, SUSPECT.replace(without, ""), BY_RULES)
+
+
+def claim(what: str, old: str, new: str, test: str) -> Guard:
+    """A predicate of claim, replaced."""
+    return guard("claim", f"claim: {what}", "exchange", old, new, test)
+
+
+def lead(what: str, old: str, new: str, *tests: str) -> Guard:
+    """A rule of the leader, replaced."""
+    return guard("leader", what, "leases", old, new, *(LEASES + test for test in tests))
+
+
+def verify(what: str, old: str, new: str) -> Guard:
+    """A check of check_invariants, replaced."""
+    return guard("verify", what, "invariants", old, new, FORGED)
+
+
+RULES: tuple[Guard, ...] = (
+    claim(
+        "due",
+        "and k.run_at <= v_now and (k.run_at, k.id)",
+        "and (k.run_at, k.id)",
+        CLAIMS + "test_a_claim_takes_due_jobs_by_run_at_and_id_lane_by_lane",
+    ),
+    claim(
+        "behind the mark",
+        "and (k.run_at, k.id) > (l.mark_at, l.mark_id)\n",
+        "\n",
+        CLAIMS + "test_a_claim_starts_behind_the_mark_and_a_rescan_finds_what_came_late",
+    ),
+    claim(
+        "the mark is a pair",
+        "(k.run_at, k.id) > (l.mark_at, l.mark_id)\n",
+        "k.run_at > l.mark_at\n",
+        CLAIMS + "test_a_claim_starts_behind_the_mark_and_a_rescan_finds_what_came_late",
+    ),
+    claim(
+        "known tasks",
+        "and k.task = any(p_tasks) and k.attempt",
+        "and k.attempt",
+        CLAIMS + "test_a_claim_keeps_to_its_queues_tasks_and_skips",
+    ),
+    claim(
+        "its queues",
+        "where k.queue = l.queue and k.priority",
+        "where k.priority",
+        CLAIMS + "test_a_claim_keeps_to_its_queues_tasks_and_skips",
+    ),
+    claim(
+        "what it must skip",
+        "and k.id <> all(p_skip) and",
+        "and",
+        CLAIMS + "test_a_claim_keeps_to_its_queues_tasks_and_skips",
+    ),
+    claim(
+        "paused queues", "and l.queue <> all(v_paused)\n", "\n", CLAIMS + "test_nothing_is_claimed_from_a_paused_queue"
+    ),
+    claim(
+        "the limit over all lanes",
+        ") c\n        limit p_limit))",
+        ") c))",
+        CLAIMS + "test_a_claim_takes_no_more_than_its_limit_over_all_lanes",
+    ),
+    claim(
+        "in order",
+        "order by k.run_at, k.id limit p_limit",
+        "order by k.run_at desc, k.id limit p_limit",
+        CLAIMS + "test_a_claim_takes_due_jobs_by_run_at_and_id_lane_by_lane",
+    ),
+    claim(
+        "used-up jobs",
+        "k.task = any(p_tasks) and k.attempt < k.max_attempts and",
+        "k.task = any(p_tasks) and",
+        SIX + "test_used_up_jobs_do_not_eat_the_quota_of_a_claim_and_are_swept",
+    ),
+    claim(
+        "deadlines",
+        "k.task = any(p_tasks) and k.attempt < k.max_attempts and (k.deadline is null or k.deadline > v_now)",
+        "k.task = any(p_tasks) and k.attempt < k.max_attempts",
+        FIVE + "test_a_job_past_its_deadline_is_not_claimed_and_swept",
+    ),
+    claim(
+        "levels",
+        "and (k.required_worker_schema is null or k.required_worker_schema <= v_level)\n              and k.id",
+        "and k.id",
+        CLAIMS + "test_claims_leave_jobs_above_the_level_of_the_worker",
+    ),
+    guard(
+        "capability",
+        "trigger capable_worker",
+        "laws",
+        "when (new.required_worker_schema is not null and new.status = 'running' and old.status = 'pending')",
+        "when (false)",
+        CLAIMS + "test_the_database_refuses_an_incapable_worker_whatever_the_claim_says",
+    ),
+    guard(
+        "capability",
+        "guard_capability: absent workers too",
+        "laws",
+        "if v_level is null or v_level < new.required_worker_schema then",
+        "if v_level < new.required_worker_schema then",
+        CLAIMS + "test_the_database_refuses_an_incapable_worker_whatever_the_claim_says",
+    ),
+    suspect("its queues", "k.queue = any(p_queues) and "),
+    suspect("due", " and k.run_at <= v_now"),
+    suspect("suspects only", " and k.recoveries >= 2"),
+    suspect("known tasks", " and k.task = any(p_tasks)"),
+    guard(
+        "claim",
+        "claim_suspect: used-up jobs",
+        "exchange",
+        FIT,
+        FIT.replace("and k.attempt < k.max_attempts ", ""),
+        BY_RULES,
+    ),
+    guard(
+        "claim",
+        "claim_suspect: deadlines",
+        "exchange",
+        FIT,
+        FIT.replace(" and (k.deadline is null or k.deadline > v_now)", ""),
+        BY_RULES,
+    ),
+    guard(
+        "claim",
+        "claim_suspect: paused queues",
+        "exchange",
+        "and not exists (select from {{schema}}.queues q where q.name = k.queue and q.paused_at is not null)\n",
+        "\n",
+        BY_RULES,
+    ),
+    # Deadlines
+    guard(
+        "deadline",
+        "a wait does not pass the deadline",
+        "exchange",
+        "and (e.outcome = 'release' or j.deadline is null or v_now + make_interval(secs => e.delay) <= j.deadline)",
+        "",
+        FIVE + "test_a_wait_that_would_pass_the_deadline_ends_the_job",
+    ),
+    guard(
+        "deadline",
+        "a release goes back whatever the deadline",
+        "exchange",
+        "and (e.outcome = 'release' or j.deadline is null or",
+        "and (j.deadline is null or",
+        FIVE + "test_a_release_goes_back_whatever_the_deadline_and_keeps_its_place",
+    ),
+    guard(
+        "deadline",
+        "sweep ends what is past its deadline",
+        "leases",
+        "and j.deadline <= {{schema}}.now()\n",
+        "and false\n",
+        FIVE + "test_a_job_past_its_deadline_is_not_claimed_and_swept",
+    ),
+    guard(
+        "deadline",
+        "sweep leaves running jobs",
+        "leases",
+        "j.deadline is not null and j.status in ('pending', 'held') and",
+        "j.deadline is not null and",
+        FIVE + "test_a_job_past_its_deadline_is_not_claimed_and_swept",
+    ),
+    guard(
+        "deadline",
+        "reopening drops a deadline that has passed",
+        "operate",
+        "case when v_old.deadline > v_now then v_old.deadline end, v_old",
+        "v_old.deadline, v_old",
+        OPERATE + "test_a_deadline_that_has_passed_is_dropped_by_reopening",
+    ),
+    # Operators
+    guard(
+        "operate",
+        "a request keeps the time of the first",
+        "operate",
+        "coalesce(j.cancel_requested_at, {{schema}}.now())",
+        "{{schema}}.now()",
+        OPERATE + "test_a_cancel_request_keeps_the_time_of_the_first",
+    ),
+    guard(
+        "operate",
+        "resolve: only what is unknown",
+        "operate",
+        "if v_job.status <> 'unknown' then",
+        "if false then",
+        OPERATE + "test_an_outcome_is_resolved_once_and_only_where_it_is_unknown",
+    ),
+    guard(
+        "operate",
+        "resolve: with a reason",
+        "operate",
+        "if reason is null or btrim(reason) = '' then",
+        "if false then",
+        OPERATE + "test_resolving_needs_a_reason",
+    ),
+    guard(
+        "operate",
+        "retry: not what is running or unknown",
+        "operate",
+        "if v_job.status <> 'pending' then",
+        "if false then",
+        OPERATE + "test_only_failed_and_cancelled_jobs_are_reopened",
+    ),
+    guard(
+        "operate",
+        "retry: not what has succeeded",
+        "operate",
+        "if v_old.status = 'succeeded' then",
+        "if false then",
+        OPERATE + "test_only_failed_and_cancelled_jobs_are_reopened",
+    ),
+    guard(
+        "operate",
+        "every action is audited",
+        "operate",
+        "perform {{schema}}.note('resolve', job_id::text",
+        "-- perform {{schema}}.note('resolve', job_id::text",
+        OPERATE + "test_an_outcome_is_resolved_once_and_only_where_it_is_unknown",
+    ),
+    # Keys
+    guard(
+        "keys",
+        "trigger unique_key_given_back",
+        "laws",
+        "when (old.unique_key is not null) execute",
+        "when (false) execute",
+        KEYS + "test_a_unique_key_is_free_again_once_its_job_has_left_by_whatever_path",
+    ),
+    guard(
+        "keys",
+        "a hold begins when the job leaves",
+        "laws",
+        "and u.job_id = old.id and u.hold_for is null;",
+        "and u.job_id = old.id;",
+        KEYS + "test_a_unique_key_is_held_for_a_while_if_asked",
+    ),
+    guard(
+        "keys",
+        "a unique key expires by the clock",
+        "enqueue",
+        "expires_at = null\n              where k.expires_at <= v_now;",
+        "expires_at = null\n              where false;",
+        KEYS + "test_a_unique_key_is_held_for_a_while_if_asked",
+    ),
+    guard(
+        "keys",
+        "a unique key that is held refuses another job",
+        "enqueue",
+        "expires_at = null\n              where k.expires_at <= v_now;",
+        "expires_at = null;",
+        KEYS + "test_a_unique_key_is_free_again_once_its_job_has_left_by_whatever_path",
+    ),
+    guard(
+        "keys",
+        "an idempotency key expires by the clock",
+        "enqueue",
+        "expires_at = excluded.expires_at where k.expires_at <= v_now;",
+        "expires_at = excluded.expires_at where false;",
+        KEYS + "test_an_idempotency_key_is_forgotten_after_its_time_and_no_sooner",
+    ),
+    guard(
+        "keys",
+        "an idempotency key answers until then",
+        "enqueue",
+        "expires_at = excluded.expires_at where k.expires_at <= v_now;",
+        "expires_at = excluded.expires_at;",
+        KEYS + "test_the_same_request_is_answered_with_the_same_job_also_when_it_has_finished",
+    ),
+    guard(
+        "keys",
+        "an idempotency key is of one request",
+        "enqueue",
+        "if v_known.fingerprint <> v_job.fingerprint then",
+        "if false then",
+        KEYS + "test_the_same_key_with_another_request_is_refused",
+    ),
+    guard(
+        "keys",
+        "reopening takes the key again",
+        "operate",
+        "if v_old.unique_key is not null then",
+        "if false then",
+        KEYS + "test_reopening_takes_the_unique_key_again",
+    ),
+    guard(
+        "keys",
+        "reopening is refused while another has the key",
+        "operate",
+        "where u.expires_at <= v_now or u.job_id = excluded.job_id;",
+        ";",
+        KEYS + "test_reopening_is_refused_while_another_job_has_the_key",
+    ),
+    # The leader
+    lead(
+        "quiet after a restart",
+        "v_row.server_started_at <> v_started or",
+        "",
+        "test_after_a_restart_or_a_promotion_it_is_quiet_for_one_lease",
+    ),
+    lead(
+        "quiet after a promotion",
+        "or v_row.timeline <> v_timeline",
+        "",
+        "test_after_a_restart_or_a_promotion_it_is_quiet_for_one_lease",
+    ),
+    lead(
+        "quiet after a step back",
+        "or v_now < v_row.observed_at",
+        "",
+        "test_after_a_step_of_the_clock_it_is_quiet_for_one_lease",
+    ),
+    lead(
+        "quiet after a step forward",
+        "or v_now > v_row.observed_at + v_lease / 2",
+        "",
+        "test_after_a_step_of_the_clock_it_is_quiet_for_one_lease",
+    ),
+    lead(
+        "quiet for one lease",
+        "v_quiet := v_now + v_lease;",
+        "v_quiet := v_now + v_lease / 2;",
+        "test_after_a_restart_or_a_promotion_it_is_quiet_for_one_lease",
+    ),
+    lead(
+        "no longer than one lease",
+        "quiet_until = least(v_quiet, v_now + v_lease)",
+        "quiet_until = v_quiet + interval '1 h'",
+        "test_after_a_step_of_the_clock_it_is_quiet_for_one_lease",
+    ),
+    lead(
+        "one leads at a time",
+        "holder = case when l.holder = p_worker or l.holder is null",
+        "holder = case when true or l.holder is null",
+        "test_one_worker_leads_at_a_time_until_it_resigns_or_its_lease_runs_out",
+    ),
+    lead(
+        "no lease outlasts a step back",
+        "or l.expires_at > v_now + v_lease then p_worker else",
+        "then p_worker else",
+        "test_after_a_step_back_the_old_lease_does_not_last_for_ever",
+    ),
+    lead(
+        "only the leader resigns",
+        "where role = p_role and holder = p_worker",
+        "where role = p_role",
+        "test_one_worker_leads_at_a_time_until_it_resigns_or_its_lease_runs_out",
+    ),
+    lead(
+        "a role whose row is gone starts anew",
+        "0, '-infinity') on conflict do nothing;",
+        "0, '-infinity') on conflict do nothing; delete from {{schema}}.leader l where l.timeline = 0;",
+        "test_a_role_whose_row_was_deleted_starts_anew_and_quiet",
+    ),
+    # Roles
+    guard(
+        "roles",
+        "nobody calls functions by default",
+        "roles",
+        "execute 'revoke all on all functions in schema {{schema}} from public';",
+        "",
+        ROLES + "test_each_role_calls_its_functions_and_no_other",
+    ),
+    guard(
+        "roles",
+        "workers do not call what operators call",
+        "roles",
+        "jsonb),\n      {{schema}}.resolve(uuid, boolean, jsonb, text, text),",
+        "jsonb),",
+        ROLES + "test_each_role_calls_its_functions_and_no_other",
+    ),
+    guard(
+        "roles",
+        "no role writes to tables",
+        "roles",
+        "('{{schema}}_reader', 'select on all tables in schema {{schema}}')",
+        "('{{schema}}_reader', 'select, update on all tables in schema {{schema}}')",
+        ROLES + "test_no_role_writes_to_any_table",
+    ),
+    guard(
+        "roles",
+        "definer functions pin their search_path",
+        "leases",
+        "prune(p_limit integer default 1000) returns integer\n  language plpgsql security definer" + PLAIN,
+        "prune(p_limit integer default 1000) returns integer\n  language plpgsql security definer",
+        ROLES + "test_every_security_definer_function_pins_its_search_path",
+    ),
+    # Verify
+    verify(
+        "in_jobs_and_history",
+        "join {{schema}}.history h on h.id = j.id;",
+        "join {{schema}}.history h on h.id = j.id and false;",
+    ),
+    verify(
+        "attempts_do_not_add_up, unfinished",
+        "+ (j.status in ('running', 'unknown'))::int <> j.claim_epoch;",
+        "+ (j.status in ('running', 'unknown'))::int <> j.claim_epoch and false;",
+    ),
+    verify(
+        "an unknown job has an open attempt",
+        "(j.status in ('running', 'unknown'))::int <> j.claim_epoch",
+        "(j.status = 'running')::int <> j.claim_epoch",
+    ),
+    verify(
+        "attempt_beyond_epoch, unfinished",
+        "where l.claim_epoch > j.claim_epoch - (j.status",
+        "where false and l.claim_epoch > j.claim_epoch - (j.status",
+    ),
+    verify(
+        "attempt_twice, unfinished",
+        "group by l.job_id, l.claim_epoch having count(*) > 1;",
+        "group by l.job_id, l.claim_epoch having false;",
+    ),
+    verify(
+        "counters_differ_from_record, unfinished",
+        "where j.claim_epoch > 0 and j.pruned_attempts = 0\n",
+        "where false\n",
+    ),
+    verify(
+        "counters are those of the generation",
+        "where l.job_id = j.id and l.generation = j.generation) l",
+        "where l.job_id = j.id) l",
+    ),
+    verify("policy_missing", "(select from {{schema}}.policies p where p.id = j.policy_id);", "(select);"),
+    verify(
+        "unique_key_not_held",
+        "from {{schema}}.jobs j where j.unique_key is not null\n",
+        "from {{schema}}.jobs j where false\n",
+    ),
+    verify("unique_key_of_no_job", "where u.expires_at is null and not exists", "where false and not exists"),
+    verify("twice_in_history", "o.id = h.id and o.finished_at <> h.finished_at)", "false)"),
+    verify(
+        "attempts_do_not_add_up, finished",
+        "+ (h.worker_id is not null)::int <> h.claim_epoch,",
+        "+ (h.worker_id is not null)::int <> h.claim_epoch and false,",
+    ),
+    verify("attempt_twice, finished", "coalesce(r.n <> r.epochs, false)", "false"),
+    verify(
+        "attempt_beyond_epoch, finished",
+        "coalesce(r.top > h.claim_epoch - (h.worker_id is not null)::int, false)",
+        "false",
+    ),
+    verify("counters_differ_from_record, finished", "h.pruned_attempts = 0 and h.claim_epoch > 0 and\n", "false and\n"),
+    verify("attempt_of_no_job", "if scope = 'all' then", "if false then"),
+    # Plans
+    guard(
+        "plans",
+        "planner settings of claim",
+        "exchange",
+        PLAIN + PLANNER + CLAIM_BODY,
+        PLAIN + CLAIM_BODY,
+        PLANS,
+        "/test_plans.py::test_a_claim_is_not_slowed_by_the_backlog_of_another_queue_or_by_what_is_due_later",
+    ),
+    guard(
+        "plans",
+        "planner settings of end_attempts",
+        "exchange",
+        PLAIN + PLANNER + ENDS_BODY,
+        PLAIN + ENDS_BODY,
+        PLANS,
+    ),
+    guard(
+        "plans",
+        "index jobs_claim has the queue first",
+        "tables",
+        "create index jobs_claim on {{schema}}.jobs (queue, priority, run_at, id)",
+        "create index jobs_claim on {{schema}}.jobs (priority, run_at, id)",
+        "/test_plans.py::test_a_claim_is_not_slowed_by_the_backlog_of_another_queue_or_by_what_is_due_later",
+    ),
+    guard(
+        "plans",
+        "index jobs_claimed_by",
+        "tables",
+        "create index jobs_claimed_by on {{schema}}.jobs (claimed_by) where claimed_by is not null;",
+        "",
+        "/test_plans.py::test_what_the_leader_and_a_renewal_look_for_goes_by_indexes",
+    ),
+)
