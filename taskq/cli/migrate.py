@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from taskq import migrate
+from taskq.cli.options import DsnOption, JsonOption, SchemaOption
 from taskq.cli.output import ExitCode, note, print_json, show
 from taskq.settings import load
 
@@ -21,13 +22,6 @@ app = typer.Typer(
     "Exit codes: 0 ok; 1 a discrepancy, or it could not be done; 2 usage or settings; 3 cannot connect.",
 )
 
-DsnOption = Annotated[
-    str | None, typer.Option("--dsn", help="The database [TASKQ_DSN].", metavar="URL", show_default=False)
-]
-SchemaOption = Annotated[
-    str | None, typer.Option("--schema", help="The schema, taskq by default [TASKQ_SCHEMA].", show_default=False)
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 LockTimeoutOption = Annotated[
     float,
     typer.Option("--lock-timeout", min=0.001, help="Seconds to wait for locks before stepping back."),

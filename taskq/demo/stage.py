@@ -76,7 +76,7 @@ class Stage:
         self._connection = connect_sync(self._dsn, name="taskq demo", prepare_threshold=None)
         try:
             for number in (1, 2):
-                self.workers.append(self._start(f"{self.queue}-{number}"))
+                self.workers.append(self._start(f"demo-{os.getpid()}-{number}"))
             for worker in self.workers:
                 self._wait_until_live(worker)
             yield self
