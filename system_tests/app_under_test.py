@@ -33,7 +33,7 @@ def _is_open(gate: str) -> bool:
     return (Path(os.environ["GATES"]) / gate).exists()
 
 
-@app.task
+@app.task(max_recoveries=50)
 async def work(ctx: JobContext, seconds: float) -> int:
     note("start", ctx)
     await asyncio.sleep(seconds)
@@ -82,6 +82,12 @@ async def kills_its_worker(ctx: JobContext) -> None:
     note("start", ctx)
     await asyncio.sleep(0.3)
     os._exit(9)
+
+
+@app.task(max_recoveries=0)
+async def is_lost_once(ctx: JobContext) -> None:
+    note("start", ctx)
+    await asyncio.sleep(BOUND)
 
 
 @app.task(max_attempts=1)

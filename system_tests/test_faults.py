@@ -37,7 +37,7 @@ async def test_a_storm_of_kills_loses_nothing_and_repeats_only_what_is_on_record
 ) -> None:
     rand = random.Random(20)
     work = app.get_task("work")
-    await app.enqueue_many([work.using(max_recoveries=50).job(rand.random() * 0.05) for _ in range(JOBS)])
+    await app.enqueue_many([work.job(rand.random() * 0.05) for _ in range(JOBS)])
     workers: list[WorkerProcess] = [start_worker(f"w{n}", ready=False, lease=1) for n in range(3)]
 
     def left() -> int:
@@ -78,7 +78,7 @@ async def test_a_storm_of_kills_loses_nothing_and_repeats_only_what_is_on_record
     assert len(starts) - len(repeated) == JOBS
     assert any(outcome == "lost" for outcome in on_record.values())
     for worker in workers:
-        worker.signal(signal.SIGTERM)
+        worker.until_started().signal(signal.SIGTERM)
     for worker in workers:
         assert worker.exit_code(30) == 0
 
@@ -143,7 +143,7 @@ async def test_a_body_that_kills_its_worker_is_found_out_alone(
 async def test_a_crash_in_the_last_recovery_ends_the_job(
     app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
 ) -> None:
-    job = await app.get_task("waits").using(max_recoveries=0).enqueue()
+    job = await app.get_task("is_lost_once").enqueue()
     worker = start_worker(lease=1)
     until(lambda: journal.of("start"))
     worker.kill()
