@@ -35,6 +35,9 @@ class Proxy:
         self._refuse = False
         self._swallow: tuple[bytes, bytes] | None = None
         self._swallowed = threading.Event()
+        self._hold = b""
+        self._held = threading.Event()
+        self._resume = threading.Event()
         self._closed = False
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
@@ -51,6 +54,8 @@ class Proxy:
     def restore(self) -> None:
         """Let everything through again."""
         self._refuse = False
+        self._hold = b""
+        self._resume.set()
         self._flow.set()
 
     def swallow(self, *, request: str = "", answer: str = "") -> threading.Event:
@@ -67,10 +72,20 @@ class Proxy:
         self._swallow = (request.encode(), answer.encode())
         return self._swallowed
 
+    def hold(self, *, answer: str) -> threading.Event:
+        """Hold back the next answer that has this text, and what follows on its connection, until ``restore``.
+
+        Returns:
+            An event that is set once one is held.
+        """
+        self._held = threading.Event()
+        self._hold = answer.encode()
+        return self._held
+
     def close(self) -> None:
         self._closed = True
         self._listener.close()
-        self._flow.set()
+        self.restore()
         self._drop_all()
 
     def _drop_all(self) -> None:
@@ -123,6 +138,10 @@ class Proxy:
                         self._swallowed.set()
                         return
                     known = b""
+                    if self._hold and self._hold in data:
+                        self._hold = b""
+                        self._held.set()
+                        self._resume.wait()
                     client.sendall(data)
         except OSError:
             pass

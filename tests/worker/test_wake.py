@@ -64,7 +64,8 @@ async def test_a_listener_that_lost_its_connection_listens_again(
 
         async def listening() -> int | None:
             return await aconn.fetchval(
-                "select pid from pg_stat_activity where datname = current_database() and application_name = 'taskq listen'"
+                "select pid from pg_stat_activity"
+                " where datname = current_database() and application_name = 'taskq listen'"
             )
 
         pid = await aeventually(listening)
