@@ -84,11 +84,13 @@ async def test_a_worker_that_lost_its_lease_cancels_its_bodies_and_starts_over(
         job = await waits.enqueue(1)
         await gates.until_reached("gate1")
         gates.open("gate2")
-        if how == "row deleted":
-            await aconn.execute("delete from taskq.workers where id = $1", first)
-        else:
-            await aconn.execute("update taskq.workers set status = 'lost', ended_at = now() where id = $1", first)
-        await aconn.execute("select * from taskq.settle_lost()")
+        # Both at once, so that the body's own last words cannot come in between.
+        async with aconn.transaction():
+            if how == "row deleted":
+                await aconn.execute("delete from taskq.workers where id = $1", first)
+            else:
+                await aconn.execute("update taskq.workers set status = 'lost', ended_at = now() where id = $1", first)
+            await aconn.execute("select * from taskq.settle_lost()")
         await aeventually(lambda: cancelled == ["gate1"])
         gates.open("gate1")
         # It goes on under a new id, and does the same job again.
