@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from guards import Guard, guard, guards
 
-FENCE, RACES, LEASES = "test_law4_fence.py::", "test_races.py::", "test_leases.py::"
+FENCE, LEASES = "test_law4_fence.py::", "test_leases.py::"
+RACES = "races/test_races_of_workers.py::"
+OPERATORS = "races/test_races_of_operators.py::"
 OPERATE, SIX = "test_cancel_resolve_reopen.py::", "test_law6_attempts.py::"
 OTHER_WORKER = FENCE + "test_an_end_by_another_worker_changes_nothing"
 OTHER_EPOCH = FENCE + "test_an_end_of_an_older_or_later_epoch_changes_nothing"
@@ -103,7 +105,7 @@ FENCES: tuple[Guard, ...] = (
         "exchange",
         LOCK_FIRST,
         "",
-        RACES + "test_an_end_behind_a_cancel_request_sees_it",
+        OPERATORS + "test_an_end_behind_a_cancel_request_sees_it",
     ),
     guard(
         "race",
@@ -323,7 +325,7 @@ FENCES: tuple[Guard, ...] = (
         "operate",
         "after a few rounds the answer is what the last one saw.\n  for i in 1 .. 5 loop\n    " + LOCK_JOB,
         "after a few rounds.\n  for i in 1 .. 5 loop\n    " + UNLOCKED_JOB,
-        RACES + "test_a_cancel_behind_a_claim_is_a_request",
+        OPERATORS + "test_a_cancel_behind_a_claim_is_a_request",
     ),
     guard(
         "race",
@@ -331,7 +333,7 @@ FENCES: tuple[Guard, ...] = (
         "operate",
         "then look again.\n  for i in 1 .. 5 loop",
         "then look again.\n  for i in 1 .. 1 loop",
-        RACES + "test_two_reopenings_at_once_reopen_once",
+        OPERATORS + "test_two_reopenings_at_once_reopen_once",
     ),
     guard(
         "race",
@@ -339,7 +341,7 @@ FENCES: tuple[Guard, ...] = (
         "operate",
         "h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day' for update;",
         "h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day';",
-        RACES + "test_two_reopenings_at_once_reopen_once",
+        OPERATORS + "test_two_reopenings_at_once_reopen_once",
     ),
     guard(
         "race",
@@ -347,7 +349,7 @@ FENCES: tuple[Guard, ...] = (
         "operate",
         "then look again.\n  for i in 1 .. 5 loop\n    " + LOCK_JOB,
         "then look again.\n  for i in 1 .. 5 loop\n    " + UNLOCKED_JOB,
-        RACES + "test_a_reopening_behind_an_end_sees_it",
+        OPERATORS + "test_a_reopening_behind_an_end_sees_it",
     ),
     guard(
         "race",
@@ -355,8 +357,8 @@ FENCES: tuple[Guard, ...] = (
         "operate",
         "  v_answer text;\nbegin\n  " + LOCK_JOB,
         "  v_answer text;\nbegin\n  " + UNLOCKED_JOB,
-        RACES + "test_two_resolutions_at_once_decide_once",
-        RACES + "test_a_resolution_and_the_late_end_decide_once_in_both_orders",
+        OPERATORS + "test_two_resolutions_at_once_decide_once",
+        OPERATORS + "test_a_resolution_and_the_late_end_decide_once_in_both_orders",
     ),
     guard(
         "race",
@@ -372,7 +374,7 @@ FENCES: tuple[Guard, ...] = (
         "enqueue",
         "order by k.kind, 3, k.key, k.n\n",
         "order by k.n\n",
-        RACES + "test_batches_with_the_same_keys_in_opposite_orders_do_not_deadlock",
+        OPERATORS + "test_batches_with_the_same_keys_in_opposite_orders_do_not_deadlock",
     ),
     guard(
         "race",
@@ -380,6 +382,6 @@ FENCES: tuple[Guard, ...] = (
         "operate",
         "where u.expires_at <= v_now or u.job_id = excluded.job_id;",
         ";",
-        RACES + "test_a_reopening_behind_an_enqueue_of_its_key_is_refused",
+        OPERATORS + "test_a_reopening_behind_an_enqueue_of_its_key_is_refused",
     ),
 )
