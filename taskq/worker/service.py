@@ -231,8 +231,8 @@ class Worker:
         self._background: list[asyncio.Task[None]] = []
 
     async def _boot(self) -> None:
-        await self._publish()
         worker_id = await self._registration.register()
+        await self._publish(worker_id)
         self._keeper.start()
         self._executor.start()
         create = self._loop.create_task
@@ -255,13 +255,13 @@ class Worker:
         )
         self.ready.set()
 
-    async def _publish(self) -> None:
+    async def _publish(self, worker_id: UUID) -> None:
         for task in self._tasks.values():
             policy = task.policy
             await self._side.fetch(self._sql["ensure_policy"], policy.id, FORMAT, json.dumps(policy.spec()))
             await self._side.fetch(
                 self._sql["publish_task"],
-                None,
+                worker_id,
                 task.name,
                 policy.queue,
                 policy.priority,

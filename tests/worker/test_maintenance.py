@@ -57,6 +57,20 @@ async def test_the_next_worker_leads_when_the_leader_leaves(
         await aeventually(lambda: second._maintenance.is_leader)
 
 
+async def test_a_worker_publishes_its_tasks_so_that_sql_can_enqueue_them(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    @app.task(priority=7, max_attempts=4)
+    async def doubled(n: int) -> int:
+        return 2 * n
+
+    async with run_worker() as worker:
+        row = await aconn.fetchrow("select * from taskq.task_config where task = 'doubled'")
+        assert (row["published_by"], row["priority"], row["max_attempts"]) == (worker.worker_id, 7, 4)
+        job = await aconn.fetchval("""select taskq.enqueue('doubled', '{"n": 4}')""")
+        assert (await until_status(aconn, job, "succeeded"))["result"] == "8"
+
+
 async def test_claims_of_a_lost_worker_are_settled(
     app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
 ) -> None:
