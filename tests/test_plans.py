@@ -102,7 +102,7 @@ def conn(dsn: str) -> Iterator[Conn]:
             ("log_timing", "off"),
             ("log_format", "json"),
         ):
-            connection.execute(f"set auto_explain.{name} = '{value}'")  # type: ignore[arg-type]
+            connection.execute(f"set auto_explain.{name} = '{value}'")
         connection.execute("alter table taskq.jobs set (autovacuum_enabled = off)")
         yield connection
 
@@ -111,7 +111,7 @@ def fill(conn: Conn, n: int, *, queue: str = "q", run_at: str = "now() - interva
     """Waiting jobs in random order of their due time within a minute, and in random order on disk."""
     conn.execute(
         "insert into taskq.jobs (run_at, created_at, max_attempts, queue, task, policy_id, payload, priority)"
-        f" select {run_at} + random() * interval '1 min', now(), 3, %s, 't', 'p', '{{}}', 5"  # type: ignore[arg-type]
+        f" select {run_at} + random() * interval '1 min', now(), 3, %s, 't', 'p', '{{}}', 5"
         " from generate_series(1, %s)",
         (queue, n),
     )

@@ -92,7 +92,7 @@ class Failures:
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)
             why = crash.message if crash else report.longreprtext
-            self.seen.append((report.nodeid, report.when or "", " ".join(why.split())[:300]))
+            self.seen.append((report.nodeid, str(report.when), " ".join(why.split())[:300]))
 
 
 def run_tests(migrations: Path, socket: Path, tests: Sequence[str]) -> tuple[int, list[tuple[str, str, str]]]:
