@@ -37,7 +37,7 @@ class Explained:
     """The plans of one call, by what their statement does to jobs."""
 
     def __init__(self, notices: list[dict[str, Any]]) -> None:
-        self.plans = [(str(n["Query Text"]), n["Plan"]) for n in notices]
+        self.plans: list[tuple[str, Node]] = [(str(n["Query Text"]), n["Plan"]) for n in notices]
 
     def of(self, text: str) -> Node:
         """The plan of the one statement that has this text in it."""
