@@ -43,8 +43,9 @@ format: $(VENV)/.dev ## Put the formatting right
 types: $(VENV)/.dev ## Strict types
 	$(BIN)/mypy
 
-migrations: $(VENV)/.dev ## The migrations equal their manifest
+migrations: $(VENV)/.dev ## The migrations equal their manifest, and each guard that prove-laws removes is there
 	$(BIN)/python -m taskq.migrate check
+	$(BIN)/python tools/prove_laws.py --check
 
 unit: $(VENV)/.dev pg15 ## Unit, integration and documentation tests on PostgreSQL 18 and 15
 	TASKQ_TEST_PG=18 $(PYTEST) tests

@@ -128,7 +128,8 @@ create table {{schema}}.history (
   -- A job succeeds, fails or is cancelled; with a final attempt worker, outcome and claim are there, without one none is.
   constraint history_status check (claim_epoch >= 0 and case status
     when 'succeeded' then case outcome when 'succeeded' then true when 'resolved' then true else false end
-    when 'failed' then true when 'cancelled' then true else false end),
+    when 'failed' then outcome is null or outcome in ('failed', 'retry_after', 'snoozed', 'lost')
+    when 'cancelled' then outcome is null or outcome in ('cancelled', 'lost', 'resolved') else false end),
   constraint history_attempt_whole check (case when worker_id is null then outcome is null and claimed_at is null
     else claim_epoch > 0 and claimed_at is not null and outcome is not null and outcome in ('succeeded', 'failed', 'cancelled', 'retry_after', 'snoozed', 'released', 'lost', 'resolved') end)
 ) partition by range (finished_at);
@@ -371,9 +372,10 @@ create table {{schema}}.leader (
   observed_at timestamptz not null,
   server_started_at timestamptz not null,
   timeline integer not null,
-  quiet_until timestamptz not null
+  quiet_until timestamptz not null,
+  lease interval not null
 );
-insert into {{schema}}.leader values ('maintenance', null, '-infinity', {{schema}}.now(), '-infinity', 0, '-infinity');
+insert into {{schema}}.leader values ('maintenance', null, '-infinity', {{schema}}.now(), '-infinity', 0, '-infinity', '0');
 comment on table {{schema}}.leader is 'Leases of roles that one worker at a time plays.';
 comment on column {{schema}}.leader.role is 'The role; maintenance looks after lost workers, partitions and retention.';
 comment on column {{schema}}.leader.holder is 'The worker that plays it.';
@@ -382,3 +384,4 @@ comment on column {{schema}}.leader.observed_at is 'When any worker last looked 
 comment on column {{schema}}.leader.server_started_at is 'Start of the server at the last look.';
 comment on column {{schema}}.leader.timeline is 'Timeline of the server at the last look: a new one shows a promotion.';
 comment on column {{schema}}.leader.quiet_until is 'Nobody is declared lost before this instant.';
+comment on column {{schema}}.leader.lease is 'How long the holder takes the role for at a time; an expires_at further off than that shows a clock that stepped back.';

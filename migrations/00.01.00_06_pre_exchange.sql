@@ -20,6 +20,10 @@ declare
   v_back integer := 0;
   v_gone integer := 0;
 begin
+  if not p_outcomes <@ array['succeeded', 'failed', 'cancelled', 'retry', 'retry_after', 'retry_after_spent', 'snooze', 'snooze_spent', 'release'] then
+    raise exception using errcode = 'WF009', message = format('an outcome is none that end_attempts knows: %s', array_to_string(p_outcomes, ', ', 'null')),
+      hint = 'See the comment above end_attempts for the outcomes.';
+  end if;
   if p_outcomes && array['retry', 'retry_after', 'snooze', 'release'] then
     -- Lock first: the update below decides on the locked rows, so a cancel that commits meanwhile is seen.
     perform from {{schema}}.jobs j where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown') order by j.id for update;

@@ -74,22 +74,26 @@ declare
   v_started timestamptz := pg_postmaster_start_time();
   v_timeline integer := (select c.timeline_id from pg_control_checkpoint() c);
   v_quiet timestamptz;
+  -- Whoever leads, the worker with the longest lease must get the time to renew it.
+  v_longest interval := greatest(v_lease, (select max(w.lease) from {{schema}}.workers w where w.status in ('live', 'draining')));
 begin
   -- A role whose row is gone starts anew, quiet for one lease.
-  insert into {{schema}}.leader values (p_role, null, '-infinity', {{schema}}.now(), '-infinity', 0, '-infinity') on conflict do nothing;
+  insert into {{schema}}.leader values (p_role, null, '-infinity', {{schema}}.now(), '-infinity', 0, '-infinity', '0') on conflict do nothing;
   select * into v_row from {{schema}}.leader l where l.role = p_role for update;
   v_now := {{schema}}.now();
   v_quiet := v_row.quiet_until;
   -- After a restart, a promotion or a step of the clock one lease must pass before anyone is declared lost. All workers
   -- look here a few times a lease, so a gap of over half a lease means a step forward, or that nobody was there.
   if v_row.server_started_at <> v_started or v_row.timeline <> v_timeline or v_now < v_row.observed_at or v_now > v_row.observed_at + v_lease / 2 then
-    v_quiet := v_now + v_lease;
+    v_quiet := v_now + v_longest;
   end if;
   update {{schema}}.leader l set observed_at = v_now, server_started_at = v_started, timeline = v_timeline,
       -- After a step back of the clock neither the old lease nor the old quiet time may last for ever.
-      quiet_until = least(v_quiet, v_now + v_lease),
-      holder = case when l.holder = p_worker or l.holder is null or l.expires_at <= v_now or l.expires_at > v_now + v_lease then p_worker else l.holder end,
-      expires_at = case when l.holder = p_worker or l.holder is null or l.expires_at <= v_now or l.expires_at > v_now + v_lease then v_now + v_lease else l.expires_at end
+      quiet_until = least(v_quiet, v_now + v_longest),
+      -- Free, run out, or further off than it was taken for, which only a step back of the clock makes.
+      holder = case when l.holder = p_worker or l.holder is null or l.expires_at <= v_now or l.expires_at > v_now + l.lease then p_worker else l.holder end,
+      expires_at = case when l.holder = p_worker or l.holder is null or l.expires_at <= v_now or l.expires_at > v_now + l.lease then v_now + v_lease else l.expires_at end,
+      lease = case when l.holder = p_worker or l.holder is null or l.expires_at <= v_now or l.expires_at > v_now + l.lease then v_lease else l.lease end
     where l.role = p_role;
   return query select l.holder = p_worker, l.quiet_until > v_now from {{schema}}.leader l where l.role = p_role;
 end $$;

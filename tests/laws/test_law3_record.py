@@ -232,3 +232,26 @@ def test_a_held_job_without_reason_and_an_end_without_outcome_are_refused(conn: 
     assert refused(conn, again, f'{{"finished_at": "{at}", "worker_id": null}}', job) == "23514"
     assert refused(conn, again, f'{{"finished_at": "{at}", "status": "pending"}}', job) == "23514"
     assert refused(conn, again, f'{{"finished_at": "{at}", "outcome": "exploded"}}', job) == "23514"
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [
+        ("failed", "succeeded"),
+        ("failed", "cancelled"),
+        ("failed", "released"),
+        ("failed", "resolved"),
+        ("cancelled", "succeeded"),
+        ("cancelled", "failed"),
+        ("succeeded", "failed"),
+        ("succeeded", "lost"),
+    ],
+)
+def test_a_status_in_history_fits_its_outcome(conn: Conn, status: str, outcome: str) -> None:
+    worker, job = running(conn)
+    end(conn, worker, End(job, 1, "failed"))
+    forged = (
+        "insert into taskq.history select (jsonb_populate_record(h, jsonb_build_object('status', %s::text, 'outcome',"
+        " %s::text, 'finished_at', finished_at + interval '1 ms'))).* from taskq.history h where h.id = %s"
+    )
+    assert refused(conn, forged, status, outcome, job) == "23514"

@@ -216,3 +216,12 @@ def test_one_end_that_does_not_match_holds_up_no_other(conn: Conn) -> None:
     assert get(conn, theirs)["status"] == "running"
     make_due(conn, jobs[2])
     assert violations(conn) == []
+
+
+def test_an_outcome_that_is_not_known_is_refused_and_changes_nothing(conn: Conn) -> None:
+    worker, job = running(conn)
+    before = dump(conn)
+    with pytest.raises(psycopg.DatabaseError) as refused, conn.transaction():
+        end(conn, worker, End(job, 1, "suceeded"))
+    assert refused.value.sqlstate == "WF009"
+    assert dump(conn) == before

@@ -199,7 +199,7 @@ def settled_leader(conn: Conn) -> tuple[UUID, UUID]:
     """A leader whose quiet time has passed, looking every 10 of its 30 seconds; and another worker."""
     control_clock(conn)
     stop_clock(conn)
-    leader, other = register(conn), register(conn)
+    leader, other = register(conn, lease=30), register(conn, lease=30)
     assert lead(conn, leader) == (True, True)
     for _ in range(2):
         shift_clock(conn, "10 s")
@@ -267,3 +267,22 @@ def test_a_role_whose_row_was_deleted_starts_anew_and_quiet(conn: Conn) -> None:
     conn.execute("delete from taskq.leader")
     assert lead(conn, other) == (True, True)
     assert lead(conn, leader) == (False, True)
+
+
+def test_it_is_quiet_for_the_longest_lease_of_all_workers(conn: Conn) -> None:
+    leader, _ = settled_leader(conn)
+    register(conn, lease=90)
+    conn.execute("update taskq.leader set timeline = timeline + 1")
+    assert lead(conn, leader) == (True, True)
+    for _ in range(8):
+        shift_clock(conn, "10 s")
+        assert lead(conn, leader) == (True, True)
+    shift_clock(conn, "10 s")
+    assert lead(conn, leader) == (True, False)
+
+
+def test_a_worker_with_a_shorter_lease_does_not_take_the_role(conn: Conn) -> None:
+    leader, _ = settled_leader(conn)
+    hasty = register(conn, lease=3)
+    assert lead(conn, hasty, 3)[0] is False
+    assert lead(conn, leader)[0] is True
