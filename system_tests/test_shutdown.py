@@ -112,6 +112,7 @@ async def test_a_thread_that_outlives_its_timeout_ends_the_process(
     row = row_of(dsn, stuck.id)
     assert (row["status"], row["attempt"]) == ("failed", 1)
     assert "AttemptTimeout" in str(row["error"])
+    assert "job.failed" in worker.log
     assert row_of(dsn, later.id)["status"] == "pending"
 
 

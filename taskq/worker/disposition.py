@@ -74,9 +74,7 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
             return Disposition("cancelled")
         case Interrupted(_):
             seconds = policy.timeout or 0.0
-            return _failure(
-                claim, policy, errors.AttemptTimeout(f"the body was stopped after its timeout of {seconds:g} s")
-            )
+            return _failure(claim, policy, errors.AttemptTimeout(f"the body still ran at its timeout of {seconds:g} s"))
         case Raised(RetryAfter() as later):
             if claim.retry_afters + 1 > policy.max_retry_afters:
                 return Disposition(

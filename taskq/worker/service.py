@@ -29,6 +29,7 @@ from taskq.worker.lease import LeaseKeeper, Progress, Renewal
 from taskq.worker.maintenance import Maintenance
 from taskq.worker.policies import PolicyCache
 from taskq.worker.registration import Identity, Registration
+from taskq.worker.report import report
 from taskq.worker.shutdown import EXIT_NOT_FLUSHED, EXIT_OK, EXIT_STUCK, LAST_WORDS, SECOND_SIGNAL_AFTER, Shutdown
 from taskq.worker.wake import Listener
 
@@ -225,6 +226,7 @@ class Worker:
             exchanger=self._exchanger,
             outbox=self._outbox,
             registration=self._registration,
+            counts=self.counts,
             grace=options.grace,
             flush_within=max(5.0, options.lease),
         )
@@ -312,29 +314,9 @@ class Worker:
         if self._shutdown.is_abandoned(claim):
             return
         decided = decide(claim, policy, end)
-        outcome = decided.outcome
-        if outcome == "succeeded":
-            self.counts.succeeded += 1
-        else:
-            self._tell(claim, outcome, decided.error, decided.delay)
+        report(self.counts, claim, decided)
         self._outbox.put(make_end(claim, decided))
         self._exchanger.nudge()
-
-    def _tell(self, claim: Claim, outcome: str, error: dict[str, Any] | None, delay: float) -> None:
-        about = {"job_id": claim.job_id, "task": claim.task, "claim_epoch": claim.claim_epoch}
-        said = {} if error is None else {"error": f"{error.get('type')}: {error.get('message')}"}
-        if outcome in ("failed", "retry_after_spent", "snooze_spent"):
-            self.counts.failed += 1
-            log.error("job.failed", **about, attempt=claim.attempt + 1, **said)
-        elif outcome == "cancelled":
-            self.counts.cancelled += 1
-            log.info("job.cancelled", **about)
-        elif outcome == "release":
-            self.counts.released += 1
-            log.info("job.released", **about)
-        else:
-            self.counts.retried += 1
-            log.warning(f"job.{outcome}", **about, attempt=claim.attempt + 1, again_in=round(delay, 3), **said)
 
     async def _tick(self) -> None:
         while True:

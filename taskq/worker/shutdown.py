@@ -10,17 +10,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
 from taskq.telemetry import get_logger
-from taskq.worker.claims import Claim
+from taskq.worker.claims import Claim, Counts
 from taskq.worker.complete import Outbox, make_end
 from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.disposition import Interrupted, decide
 from taskq.worker.exchange import Exchanger
 from taskq.worker.execute import Executor, Running
 from taskq.worker.registration import Registration
+from taskq.worker.report import report
 
 log = get_logger("worker")
 
@@ -51,6 +53,7 @@ class Shutdown:
         exchanger: The main loop.
         outbox: Ends that are not confirmed yet.
         registration: The worker's registration.
+        counts: What is counted.
         grace: Seconds that bodies get to end after the first signal.
         flush_within: Seconds that the database gets to confirm what has ended.
     """
@@ -64,6 +67,7 @@ class Shutdown:
         exchanger: Exchanger,
         outbox: Outbox,
         registration: Registration,
+        counts: Counts,
         grace: float,
         flush_within: float,
     ) -> None:
@@ -73,6 +77,7 @@ class Shutdown:
         self._exchanger = exchanger
         self._outbox = outbox
         self._registration = registration
+        self._counts = counts
         self._grace = grace
         self._flush_within = flush_within
         self._loop = asyncio.get_running_loop()
@@ -185,7 +190,9 @@ class Shutdown:
         timed_out = run.interrupt == "timeout"
         log.warning("job.abandoned", job_id=claim.job_id, task=claim.task, timed_out=timed_out)
         self._abandoned.add((claim.job_id, claim.claim_epoch))
-        end = make_end(claim, decide(claim, run.policy, Interrupted("timeout" if timed_out else "shutdown")))
-        end.delay = max(end.delay, ABANDON_DELAY)
+        decided = decide(claim, run.policy, Interrupted("timeout" if timed_out else "shutdown"))
+        decided = replace(decided, delay=max(decided.delay, ABANDON_DELAY))
+        report(self._counts, claim, decided)
+        end = make_end(claim, decided)
         self._outbox.put(end)
         self._exchanger.nudge()
