@@ -13,6 +13,7 @@ from uuid import UUID
 import anyio.to_thread
 
 from taskq.client.aio import AsyncClient
+from taskq.client.checks import check_job_id, check_layer, check_queues, check_requests, check_task_options
 from taskq.client.requests import JobRequest, OnConflict, build_batch
 from taskq.client.sync import SyncClient
 from taskq.codec import encode_any
@@ -48,7 +49,7 @@ class TaskQ:
 
     Raises:
         ConfigurationError: The name of the schema is not valid.
-        InvalidPolicy: A default is not valid.
+        InvalidPolicy: A default is not valid, or is no ``PolicyLayer``.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class TaskQ:
         self.schema = check_schema(schema)
         self._dsn = dsn
         self._embedded = embedded
-        self._layers = (PolicyLayer(queue=queue), defaults or PolicyLayer())
-        self._queues = dict(queues or {})
+        layer = PolicyLayer() if defaults is None else check_layer("defaults", defaults)
+        self._layers = (PolicyLayer(queue=queue), layer)
+        self._queues = check_queues({} if queues is None else queues)
         self._pool_size = pool_size
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._lock = threading.Lock()
@@ -137,12 +139,12 @@ class TaskQ:
                 a retry: three attempts, about 5 s and 10 s apart.
 
         Raises:
-            TaskDefinitionError: The function cannot be a task, or the name is taken.
+            TaskDefinitionError: The function cannot be a task, the name is taken, or there is no such option.
             InvalidPolicy: An option is not valid.
             EffectClassUnsupported: The effect class is ``"side_effecting"``.
         """
         localns = sys._getframe(1).f_locals
-        options = PolicyLayer(**layer)
+        options = check_task_options(layer)
 
         def register(function: Callable[..., Any]) -> Task[Any, Any]:
             is_async = hasattr(function, "__code__") and bool(function.__code__.co_flags & 0x80)
@@ -179,17 +181,18 @@ class TaskQ:
 
         Args:
             requests: What ``task.job(...)`` gives, of one task or of several; a generator will do.
-            connection: The caller's own connection, if the requests name none.
+            connection: The caller's own connection, if the requests name none. What its driver raises because it is
+                closed, or its transaction has failed before, comes through as it is.
             on_conflict: What to do about taken unique keys, if the requests do not say.
 
         Raises:
-            InvalidRequest: The requests do not fit together.
+            InvalidRequest: The requests do not fit together, or one is no request of this application's tasks.
             UniqueKeyHeld: A unique key is taken, with ``on_conflict="raise"``; nothing was enqueued.
             IdempotencyConflict: An idempotency key was used for another request; nothing was enqueued.
             ConfigurationError: No database is named.
             DatabaseUnavailable: The database cannot be reached.
         """
-        listed = list(requests)
+        listed = check_requests(self, requests)
         batch = build_batch(listed, connection=connection, on_conflict=on_conflict)
         if not listed:
             return []
@@ -201,7 +204,7 @@ class TaskQ:
     ) -> list[Job[R]]:
         """Like ``enqueue_many``, for code without an event loop."""
         refuse_in_event_loop("enqueue_sync")
-        listed = list(requests)
+        listed = check_requests(self, requests)
         batch = build_batch(listed, connection=connection, on_conflict=on_conflict)
         if not listed:
             return []
@@ -216,13 +219,17 @@ class TaskQ:
         ]
 
     async def get(self, job_id: UUID | str) -> JobInfo | None:
-        """All about a job, or None if there is no such job."""
-        return await (await self._open_async()).get(_job_id(job_id))
+        """All about a job, or None if there is no such job.
+
+        Raises:
+            InvalidRequest: What was given is not the id of a job.
+        """
+        return await (await self._open_async()).get(check_job_id(job_id))
 
     def get_sync(self, job_id: UUID | str) -> JobInfo | None:
         """Like ``get``, for code without an event loop."""
         refuse_in_event_loop("get_sync")
-        return self._sync.get(_job_id(job_id))
+        return self._sync.get(check_job_id(job_id))
 
     async def cancel(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> CancelAnswer:
         """Cancel a job.
@@ -236,13 +243,13 @@ class TaskQ:
             ``cancelled``: it will not run (again). ``requested``: it runs and is told; unless it succeeds it ends
             cancelled. ``finished``, ``unknown`` or ``not_found``: nothing was changed.
         """
-        answer = await (await self._open_async()).call("cancel", str(_job_id(job_id)), reason, actor)
+        answer = await (await self._open_async()).call("cancel", str(check_job_id(job_id)), reason, actor)
         return cast(CancelAnswer, answer)
 
     def cancel_sync(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> CancelAnswer:
         """Like ``cancel``, for code without an event loop."""
         refuse_in_event_loop("cancel_sync")
-        return cast(CancelAnswer, self._sync.call("cancel", str(_job_id(job_id)), reason, actor))
+        return cast(CancelAnswer, self._sync.call("cancel", str(check_job_id(job_id)), reason, actor))
 
     async def retry(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> RetryAnswer:
         """Reopen a failed or cancelled job with fresh counters (``reopened``), or make a waiting one due (``due``).
@@ -252,13 +259,13 @@ class TaskQ:
             WrongState: It has succeeded, runs, or its outcome is unknown.
             UniqueKeyHeld: Another job holds its unique key now.
         """
-        answer = await (await self._open_async()).call("retry", str(_job_id(job_id)), reason, actor)
+        answer = await (await self._open_async()).call("retry", str(check_job_id(job_id)), reason, actor)
         return cast(RetryAnswer, answer)
 
     def retry_sync(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> RetryAnswer:
         """Like ``retry``, for code without an event loop."""
         refuse_in_event_loop("retry_sync")
-        return cast(RetryAnswer, self._sync.call("retry", str(_job_id(job_id)), reason, actor))
+        return cast(RetryAnswer, self._sync.call("retry", str(check_job_id(job_id)), reason, actor))
 
     async def resolve(
         self, job_id: UUID | str, *, happened: bool, reason: str, result: Any = None, actor: str | None = None
@@ -393,11 +400,7 @@ def _configured_dsn() -> str:
 def _resolve_arguments(
     job_id: UUID | str, happened: bool, result: Any, reason: str, actor: str | None
 ) -> tuple[Any, ...]:
-    return str(_job_id(job_id)), happened, encode_any(result, "result") if happened else None, reason, actor
-
-
-def _job_id(value: UUID | str) -> UUID:
-    return value if isinstance(value, UUID) else UUID(value)
+    return str(check_job_id(job_id)), happened, encode_any(result, "result") if happened else None, reason, actor
 
 
 def _place(fn: Callable[..., Any]) -> str:

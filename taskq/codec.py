@@ -18,6 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, Final
 
 import msgspec
+import msgspec.inspect
 
 from taskq.codec_values import check, difference, from_plain, plain
 from taskq.context import JobContext
@@ -75,6 +76,7 @@ class TaskCodec:
         """Whether the body's first parameter is its ``JobContext``."""
         if self.takes_context:
             parameters = parameters[1:]
+        _check_hints(self._name, parameters, hints)
         self._open = _check_parameters(self._name, parameters)
         named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
         self._types = {p.name: hints.get(p.name, Any) for p in named}
@@ -225,6 +227,32 @@ def _check_parameters(name: str, parameters: Sequence[inspect.Parameter]) -> boo
                 f"task {name}: arguments are stored by name, so {p.name} cannot be positional-only; remove the '/'"
             )
     return any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _check_hints(name: str, parameters: Sequence[inspect.Parameter], hints: Mapping[str, Any]) -> None:
+    """Refuse a parameter that no payload could ever fill."""
+    for p in parameters:
+        declared = hints.get(p.name, Any)
+        if declared is JobContext or JobContext in typing.get_args(declared):
+            raise TaskDefinitionError(
+                f"task {name}: the parameter {p.name} is annotated JobContext, and only the first parameter can be the "
+                f"context, with no other annotation; write def {name}({p.name}: JobContext, ...)"
+            )
+        if p.default is p.empty and _is_foreign(declared):
+            raise TaskDefinitionError(
+                f"task {name}: the parameter {p.name} is annotated {_type_name(declared)}, which cannot be made from "
+                "JSON, so no job could be run; pass what is stored, such as an id, and make the object in the body "
+                "(annotate it Any if it takes JSON of any kind, or give it a default)"
+            )
+
+
+def _is_foreign(declared: Any) -> bool:
+    """Whether values of an annotation can never be decoded: neither msgspec nor ``from_plain`` knows the class."""
+    try:
+        info = msgspec.inspect.type_info(declared)
+    except Exception:
+        return False  # What is wrong with it is said when its decoder is made.
+    return isinstance(info, msgspec.inspect.CustomType) and not hasattr(info.cls, "model_validate_json")
 
 
 def _hints(fn: Callable[..., Any], name: str, localns: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -230,7 +230,7 @@ class JobCancelled(JobNotSucceeded):
 
 
 class ResultTimeout(TaskQError, TimeoutError):
-    """The job had not finished within the given time; it goes on."""
+    """The job had not finished within the given time; the message says what was seen of it."""
 
 
 class FencedOut(TaskQError):

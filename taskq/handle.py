@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CancelAnswer", "Job", "JobInfo", "JobStatus", "ResolveAnswer", "RetryAnswer"]
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 JobStatus: TypeAlias = Literal["pending", "running", "held", "unknown", "succeeded", "failed", "cancelled"]
 CancelAnswer: TypeAlias = Literal["cancelled", "requested", "finished", "unknown", "not_found"]
 RetryAnswer: TypeAlias = Literal["reopened", "due"]
@@ -67,7 +67,7 @@ class JobInfo:
         return self.finished_at is not None
 
 
-class Job(Generic[R]):
+class Job(Generic[R_co]):
     """The handle of a job; holds its id and asks the database about the rest.
 
     Attributes:
@@ -81,7 +81,7 @@ class Job(Generic[R]):
         self,
         app: TaskQ,
         job_id: UUID,
-        task: Task[..., R] | None = None,
+        task: Task[..., R_co] | None = None,
         inserted: bool = True,
         in_transaction: bool = False,
     ) -> None:
@@ -92,7 +92,7 @@ class Job(Generic[R]):
         # Enqueued on the caller's connection: until that commits, nobody else sees the job.
         self._in_transaction = in_transaction
 
-    async def result(self, timeout: Duration | None = None) -> R:
+    async def result(self, timeout: Duration | None = None) -> R_co:
         """Wait until the job has finished; give what its body returned.
 
         Args:
@@ -101,14 +101,14 @@ class Job(Generic[R]):
         Raises:
             JobFailed: It failed for good.
             JobCancelled: It was cancelled.
-            ResultTimeout: It had not finished in time; it goes on.
+            ResultTimeout: It had not finished in time; the message says what was seen of it.
             JobNotFound: There is no such job.
             PayloadError: What is stored does not fit what the task returns.
         """
         client = await self._app._open_async()
         return self._decode(await client.wait(self.id, timeout, may_appear=self._in_transaction))
 
-    def result_sync(self, timeout: Duration | None = None) -> R:
+    def result_sync(self, timeout: Duration | None = None) -> R_co:
         """Like ``result``, for code without an event loop."""
         refuse_in_event_loop("result_sync")
         return self._decode(self._app._sync.wait(self.id, timeout, may_appear=self._in_transaction))
@@ -162,8 +162,8 @@ class Job(Generic[R]):
             )
         return info
 
-    def _decode(self, text: str | None) -> R:
-        return cast(R, decode_any(text) if self._task is None else self._task.codec.decode_result(text))
+    def _decode(self, text: str | None) -> R_co:
+        return cast(R_co, decode_any(text) if self._task is None else self._task.codec.decode_result(text))
 
     def __repr__(self) -> str:
         return f"<Job {self.id}>"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
+from taskq.client.checks import check_job_id
 from taskq.client.requests import CallOptions, JobRequest, Spec, Using, build_spec, check_options
 from taskq.codec import TaskCodec
 from taskq.context import JobContext
@@ -136,8 +137,12 @@ class Task(_Enqueues[P, R]):
         return BoundTask(self, options)
 
     def handle(self, job_id: UUID | str) -> Job[R]:
-        """The handle of a job of this task that was enqueued before, elsewhere perhaps. Asks the database nothing."""
-        return Job(self._owner, UUID(str(job_id)), task=self)
+        """The handle of a job of this task that was enqueued before, elsewhere perhaps. Asks the database nothing.
+
+        Raises:
+            InvalidRequest: What was given is not the id of a job.
+        """
+        return Job(self._owner, check_job_id(job_id), task=self)
 
     @property
     def _app(self) -> TaskQ:

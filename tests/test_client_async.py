@@ -15,6 +15,7 @@ import anyio
 import asyncpg
 import psycopg
 import pytest
+import sql as q
 from client_kit import Shop, finish, stored
 from helpers import aeventually
 
@@ -170,7 +171,7 @@ async def test_many_come_back_in_input_order(shop: Shop) -> None:
     assert [info.payload["n"] for info in infos] == list(range(0, 500, 25))
     assert [info.priority for info in infos] == [n % 10 for n in range(0, 500, 25)]
     assert await shop.app.enqueue_many([]) == []
-    mixed = await shop.app.enqueue_many([shop.double.job(1), shop.note.job("a"), shop.double.job(2)])  # type: ignore[list-item]
+    mixed = await shop.app.enqueue_many([shop.double.job(1), shop.note.job("a"), shop.double.job(2)])
     assert [(await job.info()).task for job in mixed] == ["double", "note", "double"]
 
 
@@ -305,9 +306,39 @@ async def test_a_result_of_an_uncommitted_job_is_waited_for(shop: Shop, aconn: a
     transaction = aconn.transaction()
     await transaction.start()
     job = await shop.double.using(connection=aconn).enqueue(1)
-    with pytest.raises(ResultTimeout):
+    with pytest.raises(ResultTimeout, match="not committed, or was rolled back"):
         await job.result(timeout=0.05)
     await transaction.rollback()
+    with pytest.raises(ResultTimeout, match="not committed, or was rolled back"):
+        await job.result(timeout=0.05)
+
+
+async def test_a_wait_for_an_unknown_job_names_the_decision(shop: Shop, conn: psycopg.Connection) -> None:
+    _, job = q.unknown(conn)
+    with pytest.raises(ResultTimeout, match=f"taskq jobs resolve {job}"):
+        await shop.double.handle(job).result(timeout=0.05)
+
+
+@pytest.mark.parametrize("wrong", ["abc", 5, None])
+async def test_what_is_no_id_of_a_job_is_named(shop: Shop, wrong: Any) -> None:
+    for call in (shop.app.get, shop.app.cancel, shop.app.retry):
+        with pytest.raises(InvalidRequest, match=f"{wrong!r} is not the id of a job"):
+            await call(wrong)
+    with pytest.raises(InvalidRequest, match=f"{wrong!r} is not the id of a job"):
+        shop.double.handle(wrong)
+
+
+async def test_what_is_no_request_of_the_application_is_named(shop: Shop, dsn: str, conn: psycopg.Connection) -> None:
+    wrong: list[tuple[Any, str]] = [
+        ([shop.double.job(1), shop.double], r"item 1 .*write double\.job\(\.\.\.\)"),
+        (shop.double.job(1), r"write \[task\.job"),
+        (7, r"write \[task\.job"),
+        ([Shop(dsn).double.job(1)], "'double', which belongs to another TaskQ"),
+    ]
+    for requests, said in wrong:
+        with pytest.raises(InvalidRequest, match=said):
+            await shop.app.enqueue_many(requests)
+    assert stored(conn) == 0
 
 
 async def test_steering(shop: Shop, conn: psycopg.Connection) -> None:

@@ -327,6 +327,18 @@ def positional_only(x: int, /) -> None: ...
 def star(*args: int) -> None: ...
 
 
+def context_second(x: int, ctx: JobContext) -> None: ...
+
+
+def context_or_none(ctx: JobContext | None) -> None: ...
+
+
+def foreign(x: psycopg.Connection) -> None: ...
+
+
+def foreign_by_default(x: psycopg.Connection | None = None, y: psycopg.Connection = None) -> None: ...  # type: ignore[assignment]
+
+
 @pytest.mark.parametrize(
     ("fn", "said"),
     [
@@ -334,8 +346,12 @@ def star(*args: int) -> None: ...
         (two_texts, "parameter x"),
         (positional_only, "x cannot be positional-only"),
         (star, r"\*args"),
+        (context_second, "only the first parameter can be the context"),
+        (context_or_none, "only the first parameter can be the context"),
+        (foreign, "x is annotated Connection, which cannot be made from JSON"),
     ],
 )
 def test_signatures_that_cannot_be_stored_are_refused(fn: Callable[..., Any], said: str) -> None:
+    TaskCodec(foreign_by_default)  # its own default fills it
     with pytest.raises(TaskDefinitionError, match=said):
         TaskCodec(fn)

@@ -184,6 +184,18 @@ def test_options_are_checked_and_named(app: TaskQ, options: dict[str, Any], said
         task.using(**options)
 
 
+def test_an_unknown_option_and_a_wrong_default_are_named(app: TaskQ) -> None:
+    wrong: list[tuple[Any, type[Exception], str]] = [
+        (lambda: app.task(quue="x"), TaskDefinitionError, r"'quue' \(did you mean 'queue'\?\); it knows name, queue"),  # type: ignore[call-overload]
+        (lambda: TaskQ(defaults={"timeout": 3}), InvalidPolicy, r"defaults is \{'timeout': 3\}; give a PolicyLayer"),  # type: ignore[arg-type]
+        (lambda: TaskQ(queues=["a"]), InvalidPolicy, r"queues is \['a'\]; give a mapping"),  # type: ignore[arg-type]
+        (lambda: TaskQ(queues={"a": 3}), InvalidPolicy, r"queues\['a'\] is 3; give a PolicyLayer"),  # type: ignore[dict-item]
+    ]
+    for call, kind, said in wrong:
+        with pytest.raises(kind, match=said):
+            call()
+
+
 def test_requests_of_one_call_must_fit_together(app: TaskQ) -> None:
     @app.task
     def task() -> None: ...
@@ -191,7 +203,7 @@ def test_requests_of_one_call_must_fit_together(app: TaskQ) -> None:
     with pytest.raises(InvalidRequest, match="connections"):
         build_batch([task.using(connection=object()).job(), task.using(connection=object()).job()])
     with pytest.raises(InvalidRequest, match="on_conflict"):
-        build_batch([task.using(unique_key="a", on_conflict=c).job() for c in ("raise", "existing")])  # type: ignore[arg-type]
+        build_batch([task.using(unique_key="a", on_conflict=c).job() for c in ("raise", "existing")])
     assert build_batch([task.using(unique_key="a").job()], on_conflict="raise").on_conflict == "raise"
 
 

@@ -108,6 +108,7 @@ class Waiting:
         self.job_id = job_id
         self.pause = FIRST_POLL
         self._may_appear = may_appear
+        self._status: str | None = None
 
     def look(self, row: Sequence[Any] | None) -> tuple[bool, str | None]:
         """Whether it is over, and the JSON text of the result.
@@ -123,6 +124,7 @@ class Waiting:
         else:
             status, result, error, finished = row
             self._may_appear = False
+            self._status = status
             if status == "succeeded":
                 return True, result
             if finished:
@@ -146,6 +148,17 @@ class Waiting:
 
     def timed_out(self, timeout: float) -> Exception:
         """The error for a wait that was too short."""
+        waited = f"after {timeout:g} s"
+        if self._status is None:
+            return ResultTimeout(
+                f"{waited} there is no job {self.job_id} to be seen: the transaction that enqueued it has not "
+                "committed, or was rolled back; commit before you wait"
+            )
+        if self._status == "unknown":
+            return ResultTimeout(
+                f"job {self.job_id} has not finished {waited}: its outcome is unknown, and it stays so until somebody "
+                f"decides it with 'taskq jobs resolve {self.job_id}'"
+            )
         return ResultTimeout(
-            f"job {self.job_id} had not finished after {timeout:g} s; it goes on, wait longer or again"
+            f"job {self.job_id} had not finished {waited}: it is {self._status} and goes on; wait longer or again"
         )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Batch", "CallOptions", "JobRequest", "OnConflict", "Spec", "build_batch"]
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 OnConflict: TypeAlias = Literal["existing", "raise"]
 MAX_KEY: Final = 512
 MAX_JOBS: Final = 1_000_000
@@ -76,12 +76,12 @@ class CallOptions:
         )
 
 
-class JobRequest(Generic[R]):
+class JobRequest(Generic[R_co]):
     """One job that is to be enqueued, its arguments already checked and encoded; made by ``task.job(...)``."""
 
     __slots__ = ("options", "payload", "spec", "task")
 
-    def __init__(self, task: Task[..., R], spec: Spec, options: CallOptions, payload: str) -> None:
+    def __init__(self, task: Task[..., R_co], spec: Spec, options: CallOptions, payload: str) -> None:
         self.task = task
         self.spec = spec
         self.options = options

@@ -93,3 +93,8 @@ async def many() -> None:
     assert_type(await app.enqueue_many(send.job(n, "b") for n in range(3)), list[Job[float]])
     assert_type(app.enqueue_many_sync([request]), list[Job[float]])
     await app.enqueue_many([1])  # E: arg-type
+    mixed = await app.enqueue_many([send.job(1, "b"), plain.job(1), nothing.job()])
+    assert_type(mixed, list[Job[object]])
+    await mixed[0].result()
+    anything: Job[object] = await send.enqueue(1, "b")
+    await anything.status()

@@ -1,0 +1,118 @@
+"""Checks of what callers hand to the application object: a mistake is named with its value and the cure.
+
+Called by ``taskq.app``, ``taskq.tasks`` and the handles before anything is sent.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from taskq.client.requests import JobRequest
+from taskq.errors import InvalidPolicy, InvalidRequest, TaskDefinitionError
+from taskq.policy import PolicyLayer
+
+if TYPE_CHECKING:
+    from taskq.app import TaskQ
+
+__all__ = ["check_job_id", "check_layer", "check_queues", "check_requests", "check_task_options"]
+
+
+def check_job_id(value: object) -> UUID:
+    """The id of a job, of a UUID or of its text.
+
+    Raises:
+        InvalidRequest: It is neither.
+    """
+    if isinstance(value, UUID):
+        return value
+    try:
+        if isinstance(value, str):
+            return UUID(value)
+    except ValueError:
+        pass
+    raise InvalidRequest(
+        f"{_shown(value)} is not the id of a job; give a UUID or its text, such as job.id or "
+        "'01999999-0000-7000-8000-000000000000'"
+    )
+
+
+def check_requests(app: TaskQ, requests: object) -> list[JobRequest[Any]]:
+    """The requests as a list, each of a task of this application.
+
+    Raises:
+        InvalidRequest: One is no request, or belongs to another application.
+    """
+    if isinstance(requests, JobRequest) or not isinstance(requests, Iterable):
+        raise InvalidRequest(f"enqueue_many takes a list of requests, not {_shown(requests)}; write [task.job(...)]")
+    listed: list[Any] = list(requests)
+    for number, request in enumerate(listed):
+        if not isinstance(request, JobRequest):
+            name = getattr(request, "name", "task")
+            raise InvalidRequest(
+                f"item {number} of enqueue_many is {_shown(request)}, not a request; write {name}.job(...), with the "
+                "arguments of the job"
+            )
+        if request.task._app is not app:
+            raise InvalidRequest(
+                f"item {number} of enqueue_many is a job of task {request.task.name!r}, which belongs to another "
+                "TaskQ; enqueue it through the application that registered it"
+            )
+    return listed
+
+
+def check_task_options(options: Mapping[str, Any]) -> PolicyLayer:
+    """What a task's declaration says about the policy.
+
+    Raises:
+        TaskDefinitionError: There is no such option.
+    """
+    known = [f.name for f in fields(PolicyLayer)]
+    for name in options:
+        if name not in known:
+            raise TaskDefinitionError(
+                f"task() has no option {name!r}{did_you_mean(name, known)}; it knows name, {', '.join(known)}"
+            )
+    return PolicyLayer(**options)
+
+
+def check_layer(what: str, layer: object) -> PolicyLayer:
+    """A layer of the policy.
+
+    Raises:
+        InvalidPolicy: It is none.
+    """
+    if not isinstance(layer, PolicyLayer):
+        raise InvalidPolicy(f"{what} is {_shown(layer)}; give a PolicyLayer, such as PolicyLayer(timeout='30s')")
+    return layer
+
+
+def check_queues(queues: object) -> dict[str, PolicyLayer]:
+    """What queues say about the policy.
+
+    Raises:
+        InvalidPolicy: It is no mapping of names to layers.
+    """
+    if not isinstance(queues, Mapping):
+        raise InvalidPolicy(
+            f"queues is {_shown(queues)}; give a mapping such as {{'mail': PolicyLayer(timeout='30s')}}. It says only "
+            "what a queue adds to the policy: queues need no declaration"
+        )
+    return {name: check_layer(f"queues[{name!r}]", layer) for name, layer in queues.items()}
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A hint at the known name that is most like this one; empty if none is."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # whatever a caller's own class does
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:79] + "…"
