@@ -5,9 +5,6 @@ What happens to a block goes by its language; see the top of ``test_docs.py`` fo
 
 from __future__ import annotations
 
-import ast
-import importlib
-import inspect
 import json
 import os
 import re
@@ -20,14 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import anyio
-import anyio.to_thread
 import psycopg
-import pytest
 import typer
 from helpers import eventually
 
-from taskq import TaskQ
 from taskq.cli import build
 from taskq.db.dsn import parse_dsn
 from taskq.settings import load
@@ -37,8 +30,9 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LONG = 40.0
 """Seconds after which a command that should end counts as hung."""
 SHOWN_ONLY = {"", "text"}
-NOT_RUN = {"dev", "demo", "worker"}
-"""Commands that run until they are stopped, or start a server of their own."""
+NOT_RUN = {"demo"}
+"""Commands that start a server of their own."""
+UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -67,39 +61,36 @@ def blocks(path: Path) -> list[Block]:
 class Reader:
     """Does what a page says, block by block, and tells how each was checked."""
 
-    def __init__(self, dsn: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, dsn: str, folder: Path) -> None:
         self.dsn = dsn
         self.folder = folder
-        self.names: dict[str, Any] = {"__name__": "page"}
-        self.printed: list[str] = []
+        self.files: dict[str, Block] = {}
+        self.run_files: set[str] = set()
+        self.last_id = ""
         self.told: list[str] = []
-        self.names["print"] = lambda *a: self.printed.append(" ".join(map(str, a)))
         self.processes: list[subprocess.Popen[bytes]] = []
-        self._patch = monkeypatch
+        self.servers: list[subprocess.Popen[bytes]] = []
         bin_dir = str(Path(sys.executable).parent)
         self.env = {k: v for k, v in os.environ.items() if not k.startswith("TASKQ_") or k == "TASKQ_UNDER_TEST"}
         self.env |= {"TASKQ_DSN": dsn, "PATH": f"{bin_dir}:{os.environ['PATH']}", "NO_COLOR": "1", "COLUMNS": "200"}
-        monkeypatch.setenv("TASKQ_DSN", dsn)
-        monkeypatch.syspath_prepend(str(folder))
-        monkeypatch.chdir(folder)
 
-    async def read(self, block: Block) -> None:
+    def read(self, block: Block) -> None:
         """Do what one block says; what it did goes to ``told``."""
         try:
-            how = await self._read(block)
+            how = self._read(block)
         except BaseException as exc:
             exc.add_note(f"in the block at {block}:\n{block.text}{self._logs()}")
             raise
         self.told.append(f"{block}: {how}")
 
-    async def _read(self, block: Block) -> str:
+    def _read(self, block: Block) -> str:
         match block.language:
             case "python":
-                return await self._python(block)
+                return self._file(block)
             case "sql":
-                return await anyio.to_thread.run_sync(self._sql, block.text)
+                return self._sql(block.text)
             case "console":
-                return await anyio.to_thread.run_sync(self._console, block.text)
+                return self._console(block.text)
             case "toml":
                 return self._toml(block.text)
             case "json":
@@ -112,33 +103,40 @@ class Reader:
 
     # Python ---------------------------------------------------------------------------------------------------------
 
-    async def _python(self, block: Block) -> str:
-        if named := re.match(r"# (\w+)\.py\n", block.text):
-            (self.folder / f"{named[1]}.py").write_text(block.text)
-            sys.modules.pop(named[1], None)
-            self._patch.delitem(sys.modules, named[1], raising=False)
-            importlib.invalidate_caches()
-            importlib.import_module(named[1])
-            return f"written to {named[1]}.py and imported"
-        # Line numbers as on the page, for tracebacks.
-        source = "\n" * (block.line - 1) + block.text
-        compiled = compile(source, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        before = len(self.printed)
-        if compiled.co_flags & inspect.CO_COROUTINE:
-            with anyio.fail_after(LONG):
-                await eval(compiled, self.names)
-            how = "run in an event loop"
-        else:
-            await anyio.to_thread.run_sync(exec, compiled, self.names)
-            how = "run in a thread without an event loop"
-        expected = re.findall(r"^ *print\(.*\)  # (.+)$", block.text, re.MULTILINE)
-        if expected:
-            shown = self.printed[before:]
-            assert len(shown) == len(expected), f"expected {expected}, printed {shown}"
-            for want, got in zip(expected, shown, strict=True):
-                assert matches(want, got), f"expected {want!r}, printed {got!r}"
-            how += f", {len(expected)} outputs compared"
-        return how
+    def _file(self, block: Block) -> str:
+        named = re.match(r"# (\w+\.py)\n", block.text)
+        assert named, "a Python block is a whole file, with its name in the first line: # NAME.py"
+        # Line numbers as on the page would differ: the file is what the reader saves.
+        (self.folder / named[1]).write_text(block.text)
+        compile(block.text, named[1], "exec")
+        self.files[named[1]] = block
+        return f"written to {named[1]}"
+
+    def _python(self, command: str, file: str) -> str:
+        """Run a file as the reader does, and compare what it prints with what stands behind its prints."""
+        assert file in self.files, f"{command!r}: no block above is named {file}; there are {sorted(self.files)}"
+        shown = self._run(command).splitlines()
+        expected = re.findall(r"^ *print\(.*\)  # (.+)$", self.files[file].text, re.MULTILINE)
+        assert len(re.findall(r"\bprint\(", self.files[file].text)) == len(expected), f"{file}: a print without # TEXT"
+        assert len(shown) == len(expected), f"expected {expected}, printed {shown}"
+        for want, got in zip(expected, shown, strict=True):
+            assert matches(want, got), f"expected {want!r}, printed {got!r}"
+        self.run_files.add(file)
+        self.last_id = next((line for line in reversed(shown) if UUID.fullmatch(line)), self.last_id)
+        return f"run, {len(expected)} outputs compared"
+
+    def unused_files(self) -> list[str]:
+        """Files that no command of the page runs, and no other file or worker imports."""
+        text = "".join(block.text for block in self.files.values())
+        imported = {f"{name}.py" for name in re.findall(r"^import (\w+)$", text, re.MULTILINE)}
+        return sorted(set(self.files) - self.run_files - imported)
+
+    def check_types(self) -> None:
+        """The files of the page pass the strict type checker, with the checkout's settings."""
+        if not self.files:
+            return
+        options = ["--strict", "--config-file", str(ROOT / "pyproject.toml"), "--cache-dir", str(ROOT / ".mypy_cache")]
+        self._run(shlex.join([sys.executable, "-m", "mypy", *options, *sorted(self.files)]))
 
     # SQL ------------------------------------------------------------------------------------------------------------
 
@@ -202,15 +200,27 @@ class Reader:
             case ["kill", *options, "$!"]:
                 self._kill(signal.SIGKILL if options == ["-9"] else signal.SIGTERM)
                 return "done", ""
-            case ["taskq", "worker", *_, "&"]:
-                self._start(words[:-1])
+            case ["python", file, *rest] if file.endswith(".py"):
+                return self._python(self._with_id(command) if "ID" in rest else command, file), ""
+            case ["python3", "-m", "venv", ".venv"] | [".", ".venv/bin/activate"]:
+                return "as the tests' own environment was made", ""
+            case ["taskq", "dev", *_]:
+                self._dev(words)
+                return "started, with the page's database", ""
+            case ["taskq", "worker", *_]:
+                self._start([word for word in words if word != "&"])
                 return "started", ""
-            case ["taskq", name, *_] if name in NOT_RUN or "ID" in words:
+            case ["taskq", name, *_] if name in NOT_RUN or ("ID" in words and not self.last_id):
                 self._compare_with_help(words)
                 return "compared with --help", ""
             case ["taskq", *_]:
+                command = self._with_id(command)
                 return "run", self._run(command)
         raise AssertionError(f"nobody knows how to check {command!r}")
+
+    def _with_id(self, command: str) -> str:
+        """The command with the id that a file of the page printed last in the place of ``ID``."""
+        return re.sub(r"\bID\b", self.last_id, command)
 
     def _run(self, command: str) -> str:
         done = subprocess.run(
@@ -238,6 +248,21 @@ class Reader:
 
             eventually(registered, LONG)
 
+    def _dev(self, words: list[str]) -> None:
+        """Start it with the page's database instead of a server of its own; wait until it says that it is ready."""
+        log = self.folder / f"worker-dev-{len(self.servers)}.log"
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                [*words, "--dsn", self.dsn], env=self.env, cwd=self.folder, stdout=out, stderr=out
+            )
+        self.servers.append(process)
+
+        def ready() -> bool:
+            assert process.poll() is None, log.read_text()
+            return "no worker runs" in log.read_text() or "worker.started" in log.read_text()
+
+        eventually(ready, LONG)
+
     def _kill(self, sig: signal.Signals) -> None:
         process = self.processes[-1]
         process.send_signal(sig)
@@ -259,18 +284,12 @@ class Reader:
         logs = [f"\n{p.name}:\n{p.read_text()}" for p in sorted(self.folder.glob("worker-*.log"))]
         return "".join(logs)
 
-    async def close(self) -> None:
-        """End what the page started."""
-        for process in self.processes:
+    def close(self) -> None:
+        """End what the page started, workers before the servers."""
+        for process in (*self.processes, *self.servers):
             if process.poll() is None:
                 process.kill()
                 process.wait()
-        apps = [v for v in self.names.values() if isinstance(v, TaskQ)]
-        apps += [
-            v for m in ("shop",) if m in sys.modules for v in vars(sys.modules[m]).values() if isinstance(v, TaskQ)
-        ]
-        for app in apps:
-            await app.close()
 
 
 def commands(text: str) -> list[tuple[str, list[str]]]:

@@ -2,14 +2,16 @@
 
 Conventions for the blocks of README.md and docs/:
 
-- ``python``: the blocks of a page share their names. A block whose first line is ``# NAME.py`` is written to that file
-  and imported; ``taskq worker NAME:app`` finds it. A block with a top-level ``await`` runs in an event loop, any other
-  in a thread without one. Where a line is ``print(...)  # TEXT``, TEXT is what it must print (``...`` is anything).
+- ``python``: a whole file, whose first line ``# NAME.py`` names it. It is written to the page's folder, must pass
+  ``mypy --strict``, and must be run by a command further down or imported by a file that is. Each ``print(...)`` is
+  followed by ``# TEXT``, what it must print (``...`` is anything).
 - ``sql``: run in the page's database, and committed.
 - ``console``: each ``$ command`` is run by a shell in the page's folder, must end with 0, and prints the lines shown
-  below it in that order. ``taskq worker ... &`` is started for real and lives until ``kill $!`` or the end of the
-  page. What starts a server of its own, never ends, or names a job ``ID``, is compared with the CLI's commands and
-  flags. What is not taskq's (make, pip, docker, apt-get) is looked up where it is defined.
+  below it in that order. ``python NAME.py`` is run like that too, and its output compared. ``taskq worker`` is started
+  for real and lives until ``kill $!`` or the end of the page; so is ``taskq dev``, with the page's database in the
+  place of a server of its own. ``ID`` stands for the id that a file printed last; where none has, and for ``taskq
+  demo``, the command is compared with the CLI's commands and flags. What is not taskq's (make, pip, docker, apt-get,
+  activating the environment) is looked up where it is defined.
 - ``toml``: read as settings. ``text`` or nothing: shown only.
 
 A block in any other language, and a command that nobody knows how to check, fails.
@@ -41,19 +43,18 @@ def text_of(page: str) -> str:
     return (ROOT / page).read_text()
 
 
-@anyio
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
-async def test_every_block_of_a_page_is_run_or_checked(
-    page: Path, dsn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader = Reader(dsn, tmp_path, monkeypatch)
+def test_every_block_of_a_page_is_run_or_checked(page: Path, dsn: str, tmp_path: Path) -> None:
+    reader = Reader(dsn, tmp_path)
     try:
         for block in blocks(page):
-            await reader.read(block)
+            reader.read(block)
     finally:
-        await reader.close()
+        reader.close()
         print("\n".join(reader.told))
     assert len(reader.told) == len(blocks(page))
+    assert reader.unused_files() == []
+    reader.check_types()
     with psycopg.connect(dsn) as conn:
         assert conn.execute("select * from taskq.check_invariants('all')").fetchall() == []
 
