@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import re
 import socket
 
 import psycopg
@@ -10,6 +11,7 @@ import pytest
 import sql as q
 from cli_kit import Cli, make_cli  # noqa: F401
 
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NOBODY = "01999999-0000-7000-8000-000000000000"
 
 
@@ -30,12 +32,35 @@ def test_list_has_filters_a_limit_and_the_newest_first(cli: Cli, conn: psycopg.C
     assert ids("--task", "one") == [failed, first]
     assert ids("--status", q.status(conn, third), "--queue", "c") == [failed]
     assert ids("--status", "cancelled") == []
+    assert ids("--status", "pending,held", "--status", "failed") == [failed, second, first]
     assert ids("--since", "1h") == [failed, second, first]
     assert ids("--since", "2999-01-01") == []
     table = cli.ok("jobs", "list", "--queue", "c").out
     assert failed in table
     assert "Oops: no" in table
     assert cli.ok("jobs", "list", "--status", "held").out == "no jobs\n"
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_an_id_stands_whole_on_one_line_of_a_terminal(
+    cli: Cli, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    worker, job = q.running(conn, queue="a-queue-of-a-very-long-name", task="a-task-of-a-very-long-name")
+    error = {"type": "Oops", "message": "no " * 50}
+    q.end(conn, worker, q.End(job, outcome="failed", error=error))
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    for args, found in ((["jobs", "list"], job), (["workers", "list"], worker), (["jobs", "cancel", str(job)], job)):
+        done = cli(*args)
+        assert [line for line in done.out.splitlines() if str(found) in line], done.out
+        if width >= 80:
+            assert max(len(ANSI.sub("", line)) for line in done.out.splitlines()) <= width
+    narrow = cli.ok("jobs", "list")
+    if width == 40:
+        assert "left out on this narrow terminal: run_at, finished_at" in narrow.err
+    else:
+        assert "a-task-of-a-very" in narrow.out
+    assert "left out" not in cli.ok("queues", "list").err
 
 
 def test_since_means_the_end_of_finished_jobs(cli: Cli, conn: psycopg.Connection) -> None:
@@ -68,6 +93,8 @@ def test_show_has_the_job_its_attempts_and_what_operators_did(cli: Cli, conn: ps
     missing = cli("jobs", "show", NOBODY)
     assert (missing.code, missing.out) == (1, "")
     assert missing.err.startswith(f"error: there is no job {NOBODY}")
+    missing = cli("jobs", "show", NOBODY, "--json")
+    assert (missing.code, missing.json["id"], missing.json["answer"]) == (1, NOBODY, "not_found")
 
 
 def test_cancel_answers_for_each_job_and_fails_if_one_was_refused(cli: Cli, conn: psycopg.Connection) -> None:
@@ -103,6 +130,15 @@ def test_resolve(cli: Cli, conn: psycopg.Connection, happened: bool) -> None:
     assert q.get(conn, job)["result"] == ({"receipt": 7} if happened else None)
     again = cli("jobs", "resolve", str(job), *more, "--reason", "asked them")
     assert (again.code, "is not waiting for a decision" in again.err) == (1, True)
+    [told] = cli("jobs", "resolve", str(job), *more, "--reason", "asked them", "--json").json
+    assert (told["id"], told["answer"]) == (str(job), "refused")
+    assert "is not waiting for a decision" in told["why"]
+
+
+def test_the_help_of_resolve_says_what_is_required_and_what_follows(cli: Cli) -> None:
+    text = " ".join(cli.ok("jobs", "resolve", "--help").out.replace("│", " ").split())
+    assert text.count("[required]") == 3
+    assert "cancelled where cancelling was requested, else it is pending again" in text
 
 
 def test_queues(cli: Cli, conn: psycopg.Connection) -> None:
@@ -114,8 +150,32 @@ def test_queues(cli: Cli, conn: psycopg.Connection) -> None:
     assert (row["queue"], row["due"], row["running"], row["paused_at"] is None) == ("mail", 1, 0, False)
     assert cli.ok("queues", "resume", "mail", "--json").json == [{"queue": "mail", "answer": "resumed"}]
     assert cli.ok("queues", "resume", "mail", "--json").json == [{"queue": "mail", "answer": "was not paused"}]
-    assert cli("queues", "pause", "a b").code == 1
+    assert cli("queues", "pause", "a b").code == 2
     assert q.one(conn, "select count(*) from taskq.audit where subject = 'mail' and actor like '%%@%%'") == 2
+
+
+def test_a_queue_that_nothing_knows_is_not_made_by_a_slip(cli: Cli, conn: psycopg.Connection) -> None:
+    q.enqueue(conn, queue="mail")
+    for command in ("pause", "resume"):
+        done = cli("queues", command, "mail", "mial")
+        assert (done.code, done.out) == (1, "")
+        assert "knows the queue 'mial', and nothing was changed; known are: mail" in done.err
+    [row] = cli.ok("queues", "list", "--json").json
+    assert (row["queue"], row["paused_at"], row["workers"]) == ("mail", None, 0)
+    assert cli.ok("queues", "pause", "mial", "--create", "--json").json == [{"queue": "mial", "answer": "paused"}]
+    worker, _ = q.running(conn, q.register(conn, queues=["served"]), queue="served")
+    assert [r["workers"] for r in cli.ok("queues", "list", "--json").json if r["queue"] == "served"] == [1]
+    q.lose(conn, worker)
+    cli.ok("queues", "pause", "served")
+
+
+def test_what_a_user_may_not_do_names_the_role(cli: Cli, conn: psycopg.Connection) -> None:
+    conn.execute("do $$ begin create role nobody_special login; exception when duplicate_object then null; end $$")
+    dsn = psycopg.conninfo.make_conninfo(cli.dsn, user="nobody_special")
+    for args, role in ((["jobs", "list"], "taskq_reader"), (["jobs", "cancel", NOBODY], "taskq_operator")):
+        done = cli(*args, "--dsn", dsn)
+        assert (done.code, done.err.count("\n"), "LINE" in done.err) == (1, 1, False)
+        assert f"grant the role {role} to that user" in done.err
 
 
 def test_workers(cli: Cli, conn: psycopg.Connection) -> None:
@@ -158,6 +218,7 @@ def test_verify(cli: Cli, conn: psycopg.Connection) -> None:
         ["enqueue", "t", '{"x": NaN}'],
         ["enqueue", "t", "--run-in", "soon"],
         ["enqueue", "t", "--run-at", "soon"],
+        ["enqueue", "t", "--run-at", "2031-01-01T00:00:00"],
         ["enqueue", "t", "--run-in", "1s", "--run-at", "2031-01-01"],
         ["enqueue", "t", "--priority", "10"],
         ["demo", "--folder"],
@@ -186,6 +247,7 @@ def test_a_database_that_does_not_answer_or_has_no_taskq(cli: Cli, empty_dsn: st
         assert empty.code == 1, args
         assert "run 'taskq migrate up'" in empty.err
         assert empty.err.count("\n") == 1
+        assert "LINE" not in empty.err
 
 
 def test_help_loads_no_command(cli: Cli) -> None:

@@ -19,13 +19,20 @@ from taskq.client.answers import translated
 from taskq.db.pools import connect_sync
 from taskq.db.queries import load as load_queries
 from taskq.durations import parse_duration
-from taskq.errors import InvalidDuration, TaskQError
+from taskq.errors import InvalidDuration, InvalidPolicy, TaskQError
+from taskq.policy import check_name
 from taskq.settings import load
 
-__all__ = ["Database", "actor", "instant", "job_id", "moment", "open_database"]
+__all__ = ["Database", "actor", "instant", "job_id", "moment", "open_database", "queue_name"]
 
 LIST_TIMEOUT = "30s"
 """A list that takes longer is given up: it would read a large part of history for a few rows."""
+
+_ROLES = {
+    "enqueue": "producer",
+    **dict.fromkeys(("cancel", "retry", "resolve", "pause_queue", "resume_queue"), "operator"),
+}
+"""What a query needs beyond reading, by the suffix of the role that gives it."""
 
 
 class Database:
@@ -49,9 +56,13 @@ class Database:
         except psycopg.errors.QueryCanceled:
             raise TaskQError(f"the database took longer than {LIST_TIMEOUT}; ask for less, with --since") from None
         except psycopg.errors.InsufficientPrivilege as exc:
-            raise TaskQError(f"the database's user may not do this: {exc}; use a role with the right to it") from None
+            role = f"{self.schema}_{_ROLES.get(query, 'reader')}"
+            raise TaskQError(
+                f"the database's user may not do this ({exc.diag.message_primary}); let somebody who may grant the "
+                f"role {role} to that user"
+            ) from None
         except psycopg.Error as exc:
-            raise TaskQError(f"the database refused: {exc}") from None
+            raise TaskQError(f"the database refused: {exc.diag.message_primary or exc}") from None
 
     def value(self, query: str, *arguments: Any) -> Any:
         """The one value of a named query."""
@@ -103,17 +114,35 @@ def job_id(text: str) -> str:
         ) from None
 
 
-def instant(text: str) -> datetime:
-    """An instant in ISO 8601; without an offset it is local time.
+def queue_name(text: str) -> str:
+    """The name of a queue.
+
+    Raises:
+        typer.BadParameter: It can be none.
+    """
+    try:
+        return check_name("the queue's name", text)
+    except InvalidPolicy as exc:
+        raise typer.BadParameter(str(exc)) from None
+
+
+def instant(text: str, *, local: bool = False) -> datetime:
+    """An instant in ISO 8601, with its offset; ``local`` takes one without, as the time of this machine.
 
     Raises:
         typer.BadParameter: It is none.
     """
     try:
         found = datetime.fromisoformat(text)
-        return found if found.tzinfo else found.astimezone()
+        if found.tzinfo is None and local:
+            found = found.astimezone()
     except (ValueError, OverflowError):
         raise typer.BadParameter(f"{text!r} is not an instant, such as 2031-05-01T12:00:00+02:00") from None
+    if found.tzinfo is None:
+        raise typer.BadParameter(
+            f"{text!r} has no time zone, so it names no instant; add the offset, such as {text}+02:00, or Z for UTC"
+        )
+    return found
 
 
 def moment(text: str | None) -> tuple[datetime | None, float | None]:
@@ -129,7 +158,7 @@ def moment(text: str | None) -> tuple[datetime | None, float | None]:
     except InvalidDuration:
         pass
     try:
-        return instant(text), None
+        return instant(text, local=True), None
     except typer.BadParameter:
         raise typer.BadParameter(
             f"{text!r} is neither a duration before now, such as 30m or 2h, nor an instant in ISO 8601"

@@ -27,7 +27,7 @@ app = typer.Typer(
 @app.command("list")
 def list_(
     status: Annotated[
-        list[str] | None, typer.Option("--status", help=f"{', '.join(STATUSES)}; may be repeated.")
+        list[str] | None, typer.Option("--status", help=f"{', '.join(STATUSES)}; repeat it or separate by commas.")
     ] = None,
     queue: Annotated[list[str] | None, typer.Option("--queue", "-q", help="A queue; may be repeated.")] = None,
     task: Annotated[list[str] | None, typer.Option("--task", help="A task; may be repeated.")] = None,
@@ -41,36 +41,42 @@ def list_(
     from taskq.cli.database import moment, open_database
     from taskq.cli.output import note, show
 
-    if unknown := set(status or ()) - set(STATUSES):
+    statuses = [part.strip() for each in status or () for part in each.split(",")]
+    if unknown := set(statuses) - set(STATUSES):
         raise typer.BadParameter(f"there is no status {sorted(unknown)[0]!r}; there are {', '.join(STATUSES)}")
     at, ago = moment(since)
     with open_database(dsn, schema) as database:
-        rows = database.bounded_rows("jobs", status or None, queue or None, task or None, limit, at, ago)
+        rows = database.bounded_rows("jobs", statuses or None, queue or None, task or None, limit, at, ago)
     columns = ["id", "status", "queue", "task", "attempt", "created_at", "run_at", "finished_at", "error"]
     shown = rows if as_json else [{**r, "attempt": f"{r['attempt']}/{r['max_attempts']}"} for r in rows]
-    show(shown, columns, as_json=as_json, empty="no jobs")
+    optional = ["run_at", "finished_at", "created_at", "attempt", "queue"]
+    show(shown, columns, as_json=as_json, empty="no jobs", optional=optional)
     if len(rows) == limit and not as_json:
         note(f"the newest {limit}; --limit shows more")
 
 
 @app.command("show")
-def show_(id_: IdArgument, as_json: JsonOption = False, dsn: DsnOption = None, schema: SchemaOption = None) -> None:
+def show_(id_: IdArgument, as_json: JsonOption = False, dsn: DsnOption = None, schema: SchemaOption = None) -> int:
     """Show one job: its row, its ended attempts, what operators did, payload, result and error."""
     from taskq.cli.database import job_id, open_database
-    from taskq.cli.output import print_json, print_table
+    from taskq.cli.output import ExitCode, print_json, print_table
     from taskq.errors import JobNotFound
 
     job = job_id(id_)
     with open_database(dsn, schema) as database:
         found = database.rows("job", job)
         if not found:
-            raise JobNotFound(f"there is no job {job}", hint="Check the id; retention may have dropped it.")
+            missing = JobNotFound(f"there is no job {job}", hint="Check the id; retention may have dropped it.")
+            if not as_json:
+                raise missing
+            print_json({"id": job, "answer": "not_found", "why": str(missing)})
+            return ExitCode.FAILED
         attempts = database.rows("attempts", job)
         audit = database.rows("audit", job)
     row = found[0]
     if as_json:
         print_json({**row, "attempts": attempts, "audit": audit})
-        return
+        return ExitCode.OK
     values = ("payload", "result", "error", "meta")
     facts = [{"what": k.replace("_", " "), "is": v} for k, v in row.items() if k not in values and v not in (None, [])]
     print_table(facts, ["what", "is"])
@@ -88,6 +94,7 @@ def show_(id_: IdArgument, as_json: JsonOption = False, dsn: DsnOption = None, s
         print_table(
             [{**a, "details": json.dumps(a["details"])} for a in audit], ["at", "actor", "action", "reason", "details"]
         )
+    return ExitCode.OK
 
 
 @app.command()
@@ -126,36 +133,43 @@ def retry(
 def resolve(
     id_: IdArgument,
     happened: Annotated[
-        bool | None,
+        bool,
         typer.Option(
             "--happened/--did-not-happen",
-            help="Whether its effect happened: then it has succeeded, else it runs again.",
-            show_default=False,
+            help="Whether its effect happened. If so it has succeeded; if not it is cancelled where cancelling was "
+            "requested, else it is pending again and runs anew.",
         ),
-    ] = None,
+    ],
+    reason: Annotated[str, typer.Option("--reason", help="What you checked; it goes on the record.")],
     result: Annotated[
         str | None, typer.Option("--result", help="What the body would have returned.", metavar="JSON")
     ] = None,
-    reason: ReasonOption = None,
     as_json: JsonOption = False,
     dsn: DsnOption = None,
     schema: SchemaOption = None,
-) -> None:
+) -> int:
     """Decide the outcome of a job that is unknown, once and on the record."""
     from taskq.cli.database import actor, job_id, open_database
+    from taskq.cli.output import ExitCode
+    from taskq.errors import DatabaseRefusal
 
     job = job_id(id_)
-    if happened is None:
-        raise typer.BadParameter("say --happened or --did-not-happen, whichever you have found out")
-    if not (reason or "").strip():
+    if not reason.strip():
         raise typer.BadParameter("say what you checked, with --reason; it goes on the record")
     if result is not None:
         if not happened:
             raise typer.BadParameter("--result goes with --happened only")
         check_json(result, "--result")
     with open_database(dsn, schema) as database:
-        answer = database.value("resolve", job, happened, result, reason, actor())
+        try:
+            answer = database.value("resolve", job, happened, result, reason, actor())
+        except DatabaseRefusal as exc:
+            if not as_json:
+                raise
+            _report([{"id": job, "answer": "refused", "why": str(exc)}], as_json=True)
+            return ExitCode.FAILED
     _report([{"id": job, "answer": answer}], as_json=as_json)
+    return ExitCode.OK
 
 
 def check_json(text: str, what: str) -> Any:

@@ -23,6 +23,10 @@ from taskq.errors import ConfigurationError, DatabaseUnavailable, TaskQError
 __all__ = ["ExitCode", "note", "print_json", "print_table", "run_cli", "show"]
 
 
+READABLE = 16
+"""Characters a line to which a cell of text may be folded."""
+
+
 class ExitCode(IntEnum):
     """What the exit code of every command means."""
 
@@ -114,12 +118,19 @@ def note(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def show(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, as_json: bool, empty: str = "none") -> None:
-    """Print rows as JSON (a list of objects with every key) or as a table of ``columns``."""
+def show(
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str],
+    *,
+    as_json: bool,
+    empty: str = "none",
+    optional: Sequence[str] = (),
+) -> None:
+    """Print rows as JSON (a list of objects with every key) or as a table of ``columns``; see ``print_table``."""
     if as_json:
         print_json(rows)
     else:
-        print_table(rows, columns, empty=empty)
+        print_table(rows, columns, empty=empty, optional=optional)
 
 
 def print_json(value: Any) -> None:
@@ -127,19 +138,64 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, default=_plain, indent=2, ensure_ascii=False))
 
 
-def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str = "none") -> None:
-    """Print a table of the given keys; cells are shown as they are, without markup."""
+def print_table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, empty: str = "none", optional: Sequence[str] = ()
+) -> None:
+    """Print a table of the given keys; cells are shown as they are, without markup.
+
+    On a terminal an id stands whole on one line, since people copy it; other cells are folded.
+
+    Args:
+        rows: What to print.
+        columns: Keys of the rows, in their order.
+        empty: What to print instead of a table without rows.
+        optional: Columns that a narrow terminal does without, the least important first.
+    """
     if not rows:
         print(empty)
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column.replace("_", " "), overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_cell(row.get(column))) for column in columns))
+    cells = {column: [_cell(row.get(column)) for row in rows] for column in columns}
     # A pipe or file has no width to fit in: do not fold lines there.
-    console = Console() if sys.stdout.isatty() else Console(width=10_000)
-    console.print(table)
+    width = 10_000
+    if sys.stdout.isatty():
+        width = Console().width
+        left_out = _left_out(cells, optional, width)
+        cells = {column: values for column, values in cells.items() if column not in left_out}
+        if left_out:
+            note(f"left out on this narrow terminal: {', '.join(left_out)}; --json has everything")
+    ids = [column for column in cells if _is_id(column)]
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column, values in cells.items():
+        whole = max(map(len, values)) if column in ids else None
+        table.add_column(column.replace("_", " "), overflow="fold", no_wrap=column in ids, min_width=whole)
+    for line in zip(*cells.values(), strict=True):
+        table.add_row(*map(Text, line))
+    # Where not even the ids have room, the terminal breaks lines; that is better than half an id.
+    least = sum(max(map(len, cells[column])) + 2 for column in ids) + sum(3 for column in cells if column not in ids)
+    Console(width=max(width, least)).print(table)
+
+
+def _left_out(cells: Mapping[str, Sequence[str]], optional: Sequence[str], width: int) -> list[str]:
+    """The columns to leave out so that the rest fits: the empty ones first, then the less important."""
+    left = {column: _wanted(column, values) for column, values in cells.items()}
+    out: list[str] = []
+    for column in sorted(optional, key=lambda c: any(cells.get(c, ()))):
+        if sum(left.values()) + 2 * (len(left) - 1) <= width:
+            break
+        if column in left:
+            out.append(column)
+            del left[column]
+    return out
+
+
+def _wanted(column: str, values: Sequence[str]) -> int:
+    """How many characters a column needs to be read well."""
+    longest = max(map(len, values))
+    return max(len(column), longest if _is_id(column) or column.endswith("_at") else min(longest, READABLE))
+
+
+def _is_id(column: str) -> bool:
+    return column == "id" or column.endswith("_id")
 
 
 def _cell(value: Any) -> str:

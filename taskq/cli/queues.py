@@ -21,13 +21,13 @@ NamesArgument = Annotated[list[str], typer.Argument(help="Names of queues.", met
 
 @app.command("list")
 def list_(as_json: JsonOption = False, dsn: DsnOption = None, schema: SchemaOption = None) -> None:
-    """List queues with what is due, waits for its time, runs, is held, or is unknown."""
+    """List queues with what is due, waits for its time, runs, is held, or is unknown, and the live workers of each."""
     from taskq.cli.database import open_database
     from taskq.cli.output import show
 
     with open_database(dsn, schema) as database:
         rows = database.bounded_rows("queues")
-    columns = ["queue", "due", "waiting", "running", "held", "unknown", "oldest_due", "paused_at"]
+    columns = ["queue", "due", "waiting", "running", "held", "unknown", "workers", "oldest_due", "paused_at"]
     show(rows, columns, as_json=as_json, empty="no queues")
 
 
@@ -35,12 +35,16 @@ def list_(as_json: JsonOption = False, dsn: DsnOption = None, schema: SchemaOpti
 def pause(
     names: NamesArgument,
     reason: ReasonOption = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Also a queue that has no jobs, tasks or workers yet.")
+    ] = False,
     as_json: JsonOption = False,
     dsn: DsnOption = None,
     schema: SchemaOption = None,
 ) -> None:
     """Let nothing more be claimed from queues; what runs goes on."""
-    _steer("pause_queue", names, ("paused", "was paused already"), reason, as_json=as_json, dsn=dsn, schema=schema)
+    said = ("paused", "was paused already")
+    _steer("pause_queue", names, said, reason, create=create, as_json=as_json, dsn=dsn, schema=schema)
 
 
 @app.command()
@@ -52,7 +56,8 @@ def resume(
     schema: SchemaOption = None,
 ) -> None:
     """Let claims from paused queues go on."""
-    _steer("resume_queue", names, ("resumed", "was not paused"), reason, as_json=as_json, dsn=dsn, schema=schema)
+    said = ("resumed", "was not paused")
+    _steer("resume_queue", names, said, reason, create=False, as_json=as_json, dsn=dsn, schema=schema)
 
 
 def _steer(
@@ -61,17 +66,25 @@ def _steer(
     said: tuple[str, str],
     reason: str | None,
     *,
+    create: bool,
     as_json: bool,
     dsn: str | None,
     schema: str | None,
 ) -> None:
-    from taskq.cli.database import actor, open_database
+    from taskq.cli.database import actor, open_database, queue_name
     from taskq.cli.output import show
-    from taskq.policy import check_name
+    from taskq.errors import TaskQError
 
-    for name in names:
-        check_name("the queue's name", name)
+    names = [queue_name(name) for name in names]
     with open_database(dsn, schema) as database:
+        if not create:
+            known = [row["queue"] for row in database.bounded_rows("known_queues")]
+            if unknown := [name for name in names if name not in known]:
+                cure = "; with --create it is paused before it has any jobs" if query == "pause_queue" else ""
+                raise TaskQError(
+                    f"no job, task or worker knows the queue {unknown[0]!r}, and nothing was changed; known are: "
+                    f"{', '.join(known) or 'none'}{cure}"
+                )
         changed = [database.value(query, name, reason, actor()) for name in names]
     rows = [{"queue": n, "answer": said[0] if c else said[1]} for n, c in zip(names, changed, strict=True)]
     show(rows, ["queue", "answer"], as_json=as_json)

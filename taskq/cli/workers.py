@@ -33,4 +33,5 @@ def list_(
     with open_database(dsn, schema) as database:
         rows = database.bounded_rows("workers", everything, limit)
     columns = ["id", "name", "status", "queues", "claimed", "concurrency", "started_at", "lease_expires_at", "version"]
-    show(rows, columns, as_json=as_json, empty="no workers")
+    optional = ["version", "lease_expires_at", "started_at", "concurrency", "queues"]
+    show(rows, columns, as_json=as_json, empty="no workers", optional=optional)

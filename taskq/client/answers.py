@@ -47,7 +47,7 @@ def translated(schema: str) -> Iterator[None]:
         state = getattr(exc, "sqlstate", None)
         if state in _MISSING_OBJECT and schema in str(exc):
             raise SchemaBehind(
-                f"schema {schema!r} of the database lacks what this release of taskq needs ({exc}); "
+                f"schema {schema!r} of the database lacks what this release of taskq needs ({_first_line(exc)}); "
                 "run 'taskq migrate up'"
             ) from exc
         if _lost(exc, state):
@@ -56,6 +56,11 @@ def translated(schema: str) -> Iterator[None]:
                 "try again, and enqueue with an idempotency_key so that repeating is safe"
             ) from exc
         raise
+
+
+def _first_line(exc: BaseException) -> str:
+    """What the server said, without the place in the statement that psycopg shows below it."""
+    return str(exc).partition("\n")[0]
 
 
 def _lost(exc: BaseException, state: str | None) -> bool:

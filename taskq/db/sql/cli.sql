@@ -70,9 +70,16 @@ select {{schema}}.retry($1::text::uuid, $2::text, $3::text) as answer;
 select {{schema}}.resolve($1::text::uuid, $2::boolean, $3::text::jsonb, $4::text, $5::text) as answer;
 
 -- name: queues
--- What waits and runs in each queue.
-select q.queue, q.paused_at, q.due, q.waiting, q.running, q.held, q.unknown, q.oldest_due
+-- What waits and runs in each queue, and how many live workers serve it.
+select q.queue, q.paused_at, q.due, q.waiting, q.running, q.held, q.unknown, q.oldest_due,
+       (select count(*)::int from {{schema}}.workers w where w.status = 'live' and q.queue = any (w.queues)) as workers
   from {{schema}}.queue_counts q order by q.queue;
+
+-- name: known_queues
+-- Every queue that something names: a pause, an unfinished job, a task's settings, a worker at work.
+select q.name as queue from {{schema}}.queues q union select j.queue from {{schema}}.jobs j
+ union select c.queue from {{schema}}.task_config c
+ union select unnest(w.queues) from {{schema}}.workers w where w.status in ('live', 'draining') order by 1;
 
 -- name: pause_queue
 select {{schema}}.pause_queue($1::text, $2::text, $3::text) as changed;
