@@ -72,6 +72,22 @@ begin
     raise exception using errcode = 'WF009', message = format('spec %s of enqueue_many is not valid: %s', v_bad.spec, p_specs -> (v_bad.spec::int - 1)),
       hint = 'Task and queue are 1 to 128 printable ASCII characters without spaces, priority is 0 to 9, max_attempts at least 1.';
   end if;
+  -- Instants that every client can read, and no sum that leaves the calendar: a row that cannot be read stops its readers.
+  select s.n as spec, v.name, v.given into v_bad from (
+    select row_number() over () as n, x.* from jsonb_to_recordset(p_specs) as x(run_at timestamptz, deadline timestamptz,
+      run_in double precision, deadline_in double precision, unique_hold double precision)) s
+    cross join lateral (values
+      ('run_at', s.run_at::text, s.run_at >= '1970-01-01 00:00:00+00' and s.run_at < '9000-01-01 00:00:00+00'),
+      ('deadline', s.deadline::text, s.deadline >= '1970-01-01 00:00:00+00' and s.deadline < '9000-01-01 00:00:00+00'),
+      ('run_in', s.run_in::text, s.run_in between -315576000 and 3155760000),
+      ('deadline_in', s.deadline_in::text, s.deadline_in between -315576000 and 3155760000),
+      ('unique_hold', s.unique_hold::text, s.unique_hold between 0 and 3155760000)) as v(name, given, fits)
+    where not v.fits
+    limit 1;
+  if found then
+    raise exception using errcode = 'WF009', message = format('spec %s of enqueue_many is not valid: %s is %s', v_bad.spec, v_bad.name, v_bad.given),
+      hint = 'Instants are from 1970 to 8999, durations from 10 years back to 100 years ahead; leave a deadline out for none.';
+  end if;
   select i.max_payload_bytes into v_max from {{schema}}.installation i;
   select o.n, octet_length(o.payload) as size into v_bad from unnest(p_payload) with ordinality as o(payload, n)
     where octet_length(o.payload) > v_max limit 1;

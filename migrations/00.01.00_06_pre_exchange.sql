@@ -29,7 +29,9 @@ begin
     perform from {{schema}}.jobs j where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown') order by j.id for update;
     v_now := {{schema}}.now();
     with ends as materialized (
-      select * from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids, p_errors, p_delays) as e(id, epoch, outcome, outcome_id, error, delay)
+      -- A wait of over 100 years could leave the calendar.
+      select e.id, e.epoch, e.outcome, e.outcome_id, e.error, case when e.delay > 3155760000 then 3155760000 when e.delay < 0 then 0 else e.delay end as delay
+        from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids, p_errors, p_delays) as e(id, epoch, outcome, outcome_id, error, delay)
        where e.outcome in ('retry', 'retry_after', 'snooze', 'release')),
     attempt as materialized (
       select j.id, j.claimed_at, j.effect_started_at from {{schema}}.jobs j
@@ -104,6 +106,7 @@ comment on function {{schema}}.end_attempts(uuid, uuid[], bigint[], text[], bigi
   'Ends attempts under their fence: terminal ones move to history, the others go back to pending and leave a ledger row. An end whose fence does not match changes nothing. Returns how many were applied.';
 
 -- Claims. A lane is one queue at one priority, from its low-water mark on; lanes are given in the order in which to claim.
+-- run_at and deadline are answered within what every client can read: a row that cannot be read stops the worker.
 create function {{schema}}.claim(p_worker uuid, p_limit integer, p_tasks text[], p_lane_queues text[], p_lane_priorities smallint[],
     p_lane_mark_at timestamptz[], p_lane_mark_id uuid[], p_skip uuid[] default '{}')
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,
@@ -141,8 +144,8 @@ begin
               and k.id <> all(p_skip) and l.queue <> all(v_paused)
             order by k.run_at, k.id limit p_limit for update skip locked) c
         limit p_limit))
-    returning 'job'::text, j.id, j.claim_epoch, j.task, j.payload::text, j.queue, j.priority, j.run_at, j.policy_id, j.attempt, j.max_attempts,
-      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, j.deadline, j.claimed_at, j.meta::text;
+    returning 'job'::text, j.id, j.claim_epoch, j.task, j.payload::text, j.queue, j.priority, greatest(j.run_at, '0001-01-02 00:00:00+00'), j.policy_id, j.attempt, j.max_attempts,
+      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text;
 end $$;
 comment on function {{schema}}.claim(uuid, integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[]) is
   'Claims up to p_limit due jobs of known tasks for a live worker, lane by lane. Answers one row of kind lease instead when the worker''s lease does not hold.';
@@ -202,8 +205,8 @@ begin
           and (k.required_worker_schema is null or k.required_worker_schema <= v_level)
           and not exists (select from {{schema}}.queues q where q.name = k.queue and q.paused_at is not null)
         order by k.run_at, k.id limit 1 for update skip locked)
-    returning 'job'::text, j.id, j.claim_epoch, j.task, j.payload::text, j.queue, j.priority, j.run_at, j.policy_id, j.attempt, j.max_attempts,
-      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, j.deadline, j.claimed_at, j.meta::text;
+    returning 'job'::text, j.id, j.claim_epoch, j.task, j.payload::text, j.queue, j.priority, greatest(j.run_at, '0001-01-02 00:00:00+00'), j.policy_id, j.attempt, j.max_attempts,
+      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text;
 end $$;
 comment on function {{schema}}.claim_suspect(uuid, text[], text[]) is
   'Claims one job that was on a lost worker twice, for a worker that holds nothing else, so that a body which kills its worker is found out and its neighbours are not charged.';

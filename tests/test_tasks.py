@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +156,12 @@ def test_equal_specs_are_sent_once(app: TaskQ) -> None:
         ({"run_at": datetime(2030, 1, 1)}, "time zone"),
         ({"deadline": datetime(2030, 1, 1)}, "time zone"),
         ({"run_at": "tomorrow"}, "run_at"),
+        ({"run_at": datetime(1969, 12, 31, tzinfo=UTC)}, "run_at is .* from 1970"),
+        ({"run_at": datetime.min.replace(tzinfo=UTC)}, "run_at is .* from 1970"),
+        ({"deadline": datetime(9000, 1, 1, tzinfo=UTC)}, "deadline is .* to 8999"),
+        ({"deadline": datetime.max.replace(tzinfo=timezone(timedelta(hours=-12)))}, "deadline is .* to 8999"),
+        ({"run_in": 1e18}, "100 years"),
+        ({"deadline": 1e18}, "100 years"),
         ({"run_in": "soon"}, "soon"),
         ({"unique_scope": "s"}, "unique_key"),
         ({"unique_hold": 1}, "unique_key"),

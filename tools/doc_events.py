@@ -23,6 +23,7 @@ MEANING = {
     "embedded.settings_kept": "the embedded PostgreSQL runs with other settings, which stay",
     "embedded.started": "the embedded PostgreSQL was started",
     "embedded.stopped": "the embedded PostgreSQL was stopped by its last user",
+    "exchange.unreadable": "an answer of the database could not be read; its ends are sent again, its claims released",
     "job.abandoned": "a body could not be stopped in time; its job is handed back and the process ends",
     "job.cancelled": "an attempt ended as cancelled",
     "job.claim_without_body": "the database had a claim that runs nowhere here; it was released",

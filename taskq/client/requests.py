@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypedDict, TypeVar
 
 from taskq.codec import encode_any
@@ -25,6 +25,8 @@ R_co = TypeVar("R_co", covariant=True)
 OnConflict: TypeAlias = Literal["existing", "raise"]
 MAX_KEY: Final = 512
 MAX_JOBS: Final = 1_000_000
+FIRST_INSTANT: Final = datetime(1970, 1, 1, tzinfo=UTC)
+END_OF_INSTANTS: Final = datetime(9000, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,6 +301,8 @@ def _check_instant(what: str, value: object) -> None:
         raise InvalidRequest(f"{what} is {value!r}; give a datetime with a time zone")
     if value.tzinfo is None:
         raise InvalidRequest(f"{what} is {value!r}, which has no time zone; use datetime.now(UTC) or add a tzinfo")
+    if not FIRST_INSTANT <= value < END_OF_INSTANTS:
+        raise InvalidRequest(f"{what} is {value!r}; give an instant from 1970 to 8999, or None")
 
 
 def _check_key(what: str, key: str | None) -> str | None:

@@ -93,11 +93,11 @@ class Connection:
         """Whether the connection stands, as far as is known."""
         return self._conn is not None and not self._conn.is_closed()
 
-    async def pause_after_failure(self, exc: BaseException) -> None:
+    async def pause_after_failure(self, exc: BaseException, *, report: bool = True) -> None:
         """Wait before the next try, longer each time and at most 3 s; the first failures and then few are reported."""
         self._failures += 1
         wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(self._failures - 1, 10)) * (0.5 + random.random() / 2)
-        if self._failures <= 3 or self._failures % 10 == 0:
+        if report and (self._failures <= 3 or self._failures % 10 == 0):
             log.warning(
                 "database.unavailable" if is_connection_failure(exc) else "database.refused",
                 connection=self._name,

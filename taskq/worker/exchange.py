@@ -236,13 +236,17 @@ class Exchanger:
                 *self._lanes.lanes(rescan=rescan),
                 self._resender.skip,
             )
+            missed = [row for row in rows if row["kind"] == "missed"]
+            claims = [Claim.from_row(worker_id, row, started) for row in rows if row["kind"] == "job"] if limit else []
         except DATABASE_ERRORS as exc:
             self.in_flight = 0
             await self._resender.failed(batch, limit, exc)
             return
+        except Exception as exc:
+            self.in_flight = 0
+            await self._resender.unreadable(batch, exc)
+            return
         self._resender.ends_only = False
-        missed = [row for row in rows if row["kind"] == "missed"]
-        claims = [Claim.from_row(worker_id, row, started) for row in rows if row["kind"] == "job"] if limit else []
         if batch:
             await self._ended(batch, missed)
         if limit:
@@ -349,6 +353,10 @@ class Exchanger:
         except DATABASE_ERRORS as exc:
             self.in_flight = 0
             await self._conn.pause_after_failure(exc)
+            return
+        except Exception as exc:
+            self.in_flight = 0
+            await self._resender.unreadable([], exc)
             return
         if rows and worker_id is not None:
             claim = Claim.from_row(worker_id, rows[0], self._loop.time())

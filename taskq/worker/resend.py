@@ -115,6 +115,19 @@ class Resender:
         self._outbox.again(batch)
         await self._conn.pause_after_failure(exc)
 
+    async def unreadable(self, batch: list[End], exc: Exception) -> None:
+        """An answer could not be read: its ends are sent again, and its claims are released by the next renewal.
+
+        The connection was thrown away, as the rest of the answer may still be on it.
+
+        Args:
+            batch: The ends that were sent.
+            exc: What went wrong while reading.
+        """
+        self._outbox.again(batch)
+        log.error("exchange.unreadable", error=f"{type(exc).__name__}: {exc}".splitlines()[0], ends=len(batch))
+        await self._conn.pause_after_failure(exc, report=False)
+
     def _leave_out(self, refusal: errors.DatabaseRefusal) -> bool:
         """Claim around a row whose claim the database refused; answers whether that is anything new."""
         if refusal.job_id is None or refusal.job_id in self.skip:

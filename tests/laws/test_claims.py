@@ -8,15 +8,18 @@ import psycopg
 import pytest
 from sql import (
     NOBODY,
+    End,
     claim,
     claim_one,
     control_clock,
     detail,
+    end,
     enqueue,
     enqueue_many,
     exchange,
     get,
     one,
+    refused,
     register,
     rows,
     shift_clock,
@@ -141,3 +144,56 @@ def test_an_exchange_without_room_claims_nothing(conn: Conn) -> None:
     worker = register(conn)
     enqueue(conn)
     assert exchange(conn, worker) == []
+
+
+# Instants and durations that some client could not read ---------------------------------------------------------------
+
+BAD_SPECS = [
+    *((name, at) for name in ("run_at", "deadline") for at in ("infinity", "-infinity", "9000-01-01", "20000-01-01")),
+    *((name, at) for name in ("run_at", "deadline") for at in ("1969-12-31 23:59:59+00", "0044-03-15 BC")),
+    *((name, n) for name in ("run_in", "deadline_in", "unique_hold") for n in (1e18, "NaN", "Infinity", -1e18)),
+]
+
+
+@pytest.mark.parametrize(("name", "value"), BAD_SPECS)
+def test_an_instant_or_duration_out_of_the_calendar_is_refused(conn: Conn, name: str, value: object) -> None:
+    with pytest.raises(psycopg.Error) as caught:
+        enqueue(conn, unique_key="k", **{name: value})
+    assert caught.value.sqlstate == "WF009"
+    assert f"{name} is " in str(caught.value)
+
+
+def test_enqueue_refuses_them_and_takes_the_first_and_the_last_that_fit(conn: Conn) -> None:
+    enqueue(conn)
+    for given in ("run_at => 'infinity'", "run_at => '1969-01-01'", "deadline => '20000-01-01'", "run_in => '5000 y'"):
+        query = f"select taskq.enqueue('t', policy => 'p', {given})"
+        assert refused(conn, query) == "WF009", given
+    for given in ("run_at => '1970-01-01 00:00:00+00'", "deadline => '8999-12-31 23:59:59+00'", "run_in => '99 y'"):
+        assert refused(conn, f"select taskq.enqueue('t', policy => 'p', {given})") == "", given
+
+
+@pytest.mark.parametrize("recoveries", [0, 2])
+def test_a_claim_answers_what_every_client_can_read_whatever_is_stored(conn: Conn, recoveries: int) -> None:
+    """An instant after the year 9999 or before 1 stops a worker that reads it, and then the next."""
+    job = enqueue(conn)
+    conn.execute(
+        "update taskq.jobs set deadline = 'infinity', run_at = '-infinity', recoveries = %s where id = %s",
+        (recoveries, job),
+    )
+    worker = register(conn)
+    if recoveries:
+        [row] = rows(conn, "select * from taskq.claim_suspect(%s, '{t}', '{q}')", worker)
+    else:
+        row = claim_one(conn, worker)
+    assert (row["job_id"], row["deadline"], row["run_at"].year) == (job, None, 1)
+
+
+@pytest.mark.parametrize("outcome", ["retry", "retry_after", "snooze", "release"])
+def test_a_wait_that_would_leave_the_calendar_is_a_hundred_years(conn: Conn, outcome: str) -> None:
+    worker = register(conn)
+    for delay in (1e18, float("inf"), float("nan")):
+        job = enqueue(conn)
+        claim_one(conn, worker)
+        assert end(conn, worker, End(job, 1, outcome, delay=delay)) == 1
+        assert one(conn, "select run_at - taskq.now() < '36526 days' from taskq.jobs where id = %s", job)
+        assert one(conn, "select run_at - taskq.now() > '36524 days' from taskq.jobs where id = %s", job)

@@ -242,3 +242,60 @@ async def test_jobs_that_wait_behind_long_bodies_are_handed_back(
         await aeventually(lambda: worker._executor.waiting == 0 and worker.counts.released == 2)
         gates.open()
         await gates.until_reached(times=4)
+
+
+# What cannot be read --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deadline", ["infinity", "20000-01-01"])
+async def test_a_stored_instant_that_python_cannot_hold_stops_no_worker(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events, deadline: str
+) -> None:
+    @app.task
+    async def nothing() -> int:
+        return 1
+
+    job = await nothing.enqueue()
+    await aconn.execute(f"update taskq.jobs set deadline = '{deadline}'")
+    async with run_worker():
+        assert await job.result(timeout=5) == 1
+        assert await (await nothing.enqueue()).result(timeout=5) == 1
+    assert events.of("exchange.unreadable") == []
+
+
+@pytest.mark.parametrize("suspect", [False, True])
+async def test_an_answer_that_cannot_be_read_stops_no_worker_and_its_claims_are_released(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events, suspect: bool
+) -> None:
+    @app.task
+    async def nothing() -> int:
+        return 1
+
+    name, types = (
+        ("claim_suspect", "uuid, text[], text[]")
+        if suspect
+        else (
+            "claim",
+            "uuid, integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[]",
+        )
+    )
+    arguments = ", ".join(f"${n}" for n in range(1, types.count(",") + 2))
+    answer = await aconn.fetchval("select pg_get_function_result($1::regprocedure)", f"taskq.{name}({types})")
+    async with run_worker(lease=1.5):
+        await (await nothing.enqueue()).result(timeout=5)
+        await aconn.execute(
+            f"""alter function taskq.{name}({types}) rename to real_claim;
+            create function taskq.{name}({types}) returns {answer} language sql security definer as $$
+              select c.kind, c.job_id, c.claim_epoch, c.task, c.payload, c.queue, c.priority, c.run_at, c.policy_id,
+                     c.attempt, c.max_attempts, c.recoveries, c.retry_afters, c.snoozes, c.generation, c.effect_class,
+                     timestamptz '20000-01-01', c.claimed_at, c.meta from taskq.real_claim({arguments}) c $$"""
+        )
+        job = await nothing.using(run_in="1s").enqueue()
+        if suspect:
+            await aconn.execute("update taskq.jobs set recoveries = 2")
+        await aeventually(lambda: events.of("exchange.unreadable"), timeout=15)
+        await aconn.execute(
+            f"drop function taskq.{name}({types}); alter function taskq.real_claim({types}) rename to {name}"
+        )
+        await aconn.execute("update taskq.jobs set recoveries = 0")
+        assert await job.result(timeout=15) == 1
