@@ -15,7 +15,8 @@ from uuid import UUID
 
 from taskq.worker.claims import Claim
 
-BEGINNING = (datetime(1970, 1, 1, tzinfo=UTC), UUID(int=0))
+BEGINNING = (datetime(1, 1, 1, tzinfo=UTC), UUID(int=0))
+"""Before whatever may be stored: the driver sends the first instant of Python's calendar as -infinity."""
 LAG = timedelta(seconds=0.25)
 """A mark stays this far behind the clock, so that enqueues that commit a little out of order are not passed over."""
 RESCAN_EVERY = 1.0

@@ -263,6 +263,21 @@ async def test_a_stored_instant_that_python_cannot_hold_stops_no_worker(
     assert events.of("exchange.unreadable") == []
 
 
+@pytest.mark.parametrize("run_at", ["-infinity", "0044-03-15 BC", "0001-01-01", "1969-12-31"])
+async def test_no_stored_row_is_before_the_beginning(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, run_at: str
+) -> None:
+    @app.task
+    async def nothing() -> int:
+        return 1
+
+    jobs = [await nothing.enqueue() for _ in range(3)]
+    await aconn.execute(f"update taskq.jobs set run_at = '{run_at}'")
+    async with run_worker(concurrency=1):
+        for job in jobs:
+            assert await job.result(timeout=5) == 1
+
+
 @pytest.mark.parametrize("suspect", [False, True])
 async def test_an_answer_that_cannot_be_read_stops_no_worker_and_its_claims_are_released(
     app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events, suspect: bool
