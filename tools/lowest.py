@@ -29,7 +29,7 @@ def main(venv: str) -> None:
     tools = [
         r
         for r in project["optional-dependencies"]["dev"]
-        if re.split(r"[>=\[]", r)[0] in ("pytest", "hypothesis", "pyyaml")
+        if re.split(r"[>=\[]", r)[0] in ("pytest", "hypothesis", "mypy", "pyyaml")
     ]
     pip = [f"{venv}/bin/python", "-m", "pip", "install", "-q", "--disable-pip-version-check"]
     subprocess.run([sys.executable, "-m", "venv", "--clear", venv], check=True)

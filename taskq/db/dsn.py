@@ -246,7 +246,7 @@ _CAUSES: tuple[tuple[str, str, str, str], ...] = (
         "53300",
         r"too many (clients|connections)|remaining connection slots|no more connections allowed",
         "the server has no free connection",
-        "raise max_connections, lower the number of processes, or put a pooler in between",
+        "raise max_connections, or lower the number of processes",
     ),
     (
         "57P03",

@@ -18,8 +18,9 @@ from weakref import WeakKeyDictionary
 import asyncpg
 import psycopg
 
-from taskq.db.dsn import Dsn, explain_connection_error, parse_dsn
-from taskq.errors import DatabaseUnavailable, SyncCallInEventLoop
+from taskq.db.dsn import Dsn, describe_dsn, explain_connection_error, parse_dsn
+from taskq.db.queries import load
+from taskq.errors import DatabaseUnavailable, PoolerInBetween, SyncCallInEventLoop
 
 __all__ = ["AsyncPool", "SyncPool", "connect_async", "connect_sync", "refuse_in_event_loop"]
 
@@ -57,6 +58,8 @@ class AsyncPool:
             taken = await pool.acquire()
         except _CANNOT_CONNECT as exc:
             raise DatabaseUnavailable(explain_connection_error(exc, self._dsn)) from exc
+        except PoolerInBetween as exc:
+            raise PoolerInBetween(f"{describe_dsn(self._dsn)}: {exc}") from None
         try:
             yield taken
         finally:
@@ -82,6 +85,7 @@ class AsyncPool:
                 max_size=self._size,
                 timeout=_timeout(self._dsn),
                 server_settings={"application_name": self._name},
+                init=_refuse_pooler,
                 # Nothing of a session is changed here, so that a release need not cost a round trip to reset it.
                 reset=_leave_as_it_is,
             )
@@ -103,9 +107,37 @@ async def connect_async(dsn: str, *, name: str = "taskq", **options: Any) -> Asy
     options.setdefault("timeout", _timeout(parsed))
     settings = {"application_name": name, **options.pop("server_settings", {})}
     try:
-        return await asyncpg.connect(parsed.asyncpg_dsn, server_settings=settings, **options)
+        opened = await asyncpg.connect(parsed.asyncpg_dsn, server_settings=settings, **options)
     except _CANNOT_CONNECT as exc:
         raise DatabaseUnavailable(explain_connection_error(exc, parsed)) from exc
+    try:
+        await _refuse_pooler(opened)
+    except PoolerInBetween as exc:
+        opened.terminate()
+        raise PoolerInBetween(f"{describe_dsn(parsed)}: {exc}") from None
+    except _CANNOT_CONNECT as exc:
+        opened.terminate()
+        raise DatabaseUnavailable(explain_connection_error(exc, parsed)) from exc
+    return opened
+
+
+async def _refuse_pooler(conn: AsyncConnection) -> None:
+    """Refuse a connection that shares its sessions with others.
+
+    A pooler answers the start-up with a process id of its own making. Behind one in transaction mode a statement that
+    is prepared under a name may turn out to be another client's: a retry was executed as a cancel.
+    """
+    try:
+        # In a transaction, which pins the session; what is prepared here is not met by another client's.
+        async with conn.transaction():
+            pid = await conn.fetchval(load("client", "taskq")["backend_pid"])
+    except (asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError):
+        pid = None
+    if pid != conn.get_server_pid():
+        raise PoolerInBetween(
+            "a connection pooler stands in between; workers and the async client prepare statements and listen, which "
+            "need sessions of their own: name the PostgreSQL server itself in the DSN"
+        )
 
 
 def connect_sync(dsn: str, *, name: str = "taskq", **options: Any) -> psycopg.Connection[Any]:
@@ -118,6 +150,8 @@ def connect_sync(dsn: str, *, name: str = "taskq", **options: Any) -> psycopg.Co
     options.setdefault("autocommit", True)
     options.setdefault("connect_timeout", int(_timeout(parsed)))
     options.setdefault("application_name", name)
+    # Unnamed statements only: behind a pooler in transaction mode a named one may be another client's.
+    options.setdefault("prepare_threshold", None)
     try:
         return psycopg.connect(parsed.conninfo, **options)
     except psycopg.OperationalError as exc:

@@ -41,3 +41,7 @@ select {{schema}}.retry($1::text::uuid, $2::text, $3::text);
 -- name: resolve
 -- Decides an unknown outcome: succeeded, cancelled or pending.
 select {{schema}}.resolve($1::text::uuid, $2::boolean, $3::text::jsonb, $4::text, $5::text);
+
+-- name: backend_pid
+-- The server process behind this connection; another than the start-up named means a pooler in between.
+select pg_catalog.pg_backend_pid();
