@@ -89,6 +89,10 @@ class EffectClassUnsupported(TaskQError):
     """The effect class is one whose guarantees this release does not give (SQLSTATE WF010)."""
 
 
+class PoolerInBetween(ConfigurationError):
+    """A connection pooler stands between taskq and PostgreSQL where a session of its own is needed."""
+
+
 class SyncCallInEventLoop(TaskQError):
     """A blocking call was made where an event loop runs; the message names the call to await instead."""
 
