@@ -106,7 +106,6 @@ class Reader:
     def _file(self, block: Block) -> str:
         named = re.match(r"# (\w+\.py)\n", block.text)
         assert named, "a Python block is a whole file, with its name in the first line: # NAME.py"
-        # Line numbers as on the page would differ: the file is what the reader saves.
         (self.folder / named[1]).write_text(block.text)
         compile(block.text, named[1], "exec")
         self.files[named[1]] = block
