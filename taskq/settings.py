@@ -6,6 +6,7 @@ complaint names the setting, where its value came from and the cure. Nothing her
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 import re
@@ -24,6 +25,13 @@ __all__ = ["Settings", "check_schema", "load"]
 _MISSING_DSN = (
     "no database is named: the setting dsn is missing; set TASKQ_DSN, pass --dsn, or put dsn under [tool.taskq] in "
     "pyproject.toml, for example postgresql://user@localhost:5432/app"
+)
+
+_GIVEN_AS: Mapping[str, str] = MappingProxyType({"app": "the command line", "queues": "the flag --queue"})
+"""Settings that the command line names otherwise than ``--name``."""
+# Of the installation, of the tests, and what an orchestrator sets beside a service that is called taskq.
+_OTHER_VARIABLES = re.compile(
+    r"TASKQ_(HOME|PRINT_ORIGIN|UNDER_TEST|TEST_\w+|PORT|PORT_\d+_\w+|SERVICE_HOST|SERVICE_PORT(_\w+)?)"
 )
 
 
@@ -71,12 +79,14 @@ def load(
         **flags: settings by name, each a typed value or text; ``None`` means not given.
 
     Raises:
-        ConfigurationError: a value is wrong, a key is unknown, or the DSN is missing.
+        ConfigurationError: a value is wrong, a key or an environment variable ``TASKQ_...`` is unknown, or the DSN is
+            missing.
     """
     names = list(_PARSERS)
     if unknown := sorted(set(flags) - set(names)):
         raise TypeError(f"load() has no setting {unknown[0]!r}; it knows {', '.join(names)}")
     environ = os.environ if environ is None else environ
+    _check_environ(environ)
     from_file, path = _read_pyproject(folder or Path.cwd())
     values: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -84,7 +94,7 @@ def load(
         variable = f"TASKQ_{name.upper()}"
         flag = flags.get(name)
         if flag is not None:
-            raw, source = flag, f"the flag --{name.replace('_', '-')}"
+            raw, source = flag, _GIVEN_AS.get(name, f"the flag --{name.replace('_', '-')}")
         elif environ.get(variable):
             raw, source = environ[variable], f"the environment variable {variable}"
         elif name in from_file:
@@ -99,6 +109,18 @@ def load(
     if require_dsn and "dsn" not in values:
         raise ConfigurationError(_MISSING_DSN)
     return Settings(**values, sources=MappingProxyType(sources))
+
+
+def _check_environ(environ: Mapping[str, str]) -> None:
+    """Refuse a variable of ours that sets nothing: misspelt, it would be ignored without a word."""
+    known = [f"TASKQ_{name.upper()}" for name in _PARSERS]
+    for name in sorted(environ):
+        if name.startswith("TASKQ_") and name not in known and not _OTHER_VARIABLES.fullmatch(name):
+            near = difflib.get_close_matches(name.removeprefix("TASKQ_"), [n.upper() for n in _PARSERS], n=1)
+            cure = f"it looks like TASKQ_{near[0]}" if near else f"known are {', '.join(known)}"
+            raise ConfigurationError(
+                f"the environment variable {name} is no setting, so it would do nothing: {cure}; correct or unset it"
+            )
 
 
 def check_schema(name: str) -> str:
@@ -137,8 +159,10 @@ def _read_pyproject(start: Path) -> tuple[dict[str, Any], Path | None]:
 
 
 def _text(raw: Any) -> str:
-    if not isinstance(raw, str) or not raw.strip():
+    if not isinstance(raw, str):
         raise ConfigurationError("it must be text")
+    if not raw.strip():
+        raise ConfigurationError("it is blank; give it a value, or leave it out")
     return raw.strip()
 
 

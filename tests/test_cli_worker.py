@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ from cli_kit import SHOP, Cli, make_cli  # noqa: F401
 from helpers import eventually
 
 import taskq
+from taskq.db.dsn import describe_dsn
+from taskq.version import __version__
 
 
 def module(cli: Cli, source: str) -> str:
@@ -30,7 +33,9 @@ def status_of(conn: psycopg.Connection, job: str) -> str:
 def test_a_worker_lives_and_stops(cli: Cli, conn: psycopg.Connection) -> None:
     (cli.folder / "shop.py").write_text(SHOP)
     unpublished = cli("enqueue", "add", '{"a": 1}')
-    assert (unpublished.code, "was never published" in unpublished.err) == (1, True)
+    assert (unpublished.code, unpublished.err.count("\n")) == (1, 1)
+    assert "start a worker whose app has it, or pass --app" in unpublished.err
+    assert "policy =>" not in unpublished.err
     options = ["--queue", "mail,other", "-q", "third", "--concurrency", "7", "--lease", "5", "--name", "w1"]
     with cli.process("worker", "shop:app", *options, "--log-format", "json", TASKQ_PRINT_ORIGIN="1") as process:
         eventually(lambda: q.one(conn, "select count(*) from taskq.workers where status = 'live'") == 1, timeout=30)
@@ -38,7 +43,13 @@ def test_a_worker_lives_and_stops(cli: Cli, conn: psycopg.Connection) -> None:
         assert (worker["name"], worker["queues"], worker["concurrency"]) == ("w1", ["mail", "other", "third"], 7)
         job = cli.ok("enqueue", "add", '{"a": 40}', "--idempotency-key", "k").out.strip()
         again = cli.ok("enqueue", "add", '{"a": 40}', "--idempotency-key", "k", "--json")
-        assert again.json == {"id": job}
+        assert again.json == {"id": job, "new": False}
+        assert "was there already" in cli.ok("enqueue", "add", '{"a": 40}', "--idempotency-key", "k").err
+        fresh = cli.ok("enqueue", "add", '{"a": 41}', "--idempotency-key", "k2", "--json")
+        assert (fresh.json["new"], fresh.err) == (True, "")
+        assert (
+            "no live worker serves the queue elsewhere" in cli.ok("enqueue", "add", '{"a": 1}', "-q", "elsewhere").err
+        )
         eventually(lambda: status_of(conn, job) == "succeeded")
         told = cli.ok("jobs", "show", job, "--json").json
         assert (told["result"], told["worker"], told["queue"]) == (42, "w1", "mail")
@@ -49,6 +60,8 @@ def test_a_worker_lives_and_stops(cli: Cli, conn: psycopg.Connection) -> None:
         output, _ = process.communicate(timeout=30)
     assert process.returncode == 0, output
     assert f"taskq imported from {Path(taskq.__file__).parent}" in output
+    [started] = [json.loads(line) for line in output.splitlines() if '"event": "worker.started"' in line]
+    assert started["database"] == describe_dsn(cli.dsn)
     assert '"event": "worker.stopped"' in output
     assert cli.ok("verify", "--all").code == 0
     [worker] = cli.ok("workers", "list", "--all", "--json").json
@@ -124,6 +137,14 @@ def test_worker_settings(cli: Cli, monkeypatch: pytest.MonkeyPatch, empty_dsn: s
     assert cli("worker", f"{shop}:app", "--lease", "soon").code == 2
     assert cli("worker", f"{shop}:app", "--name", "a b").code == 1
     assert "has nothing of taskq" in cli("worker", f"{shop}:app", "--dsn", empty_dsn).err
+    assert "app, from the command line, is wrong" in cli("worker", "shop").err
+    assert "queues, from the flag --queue, is wrong" in cli("worker", f"{shop}:app", "--queue", "a b").err
+    assert "75" in cli.ok("worker", "--help").out
+    monkeypatch.setenv("TASKQ_CONCURENCY", "3")
+    done = cli("worker", f"{shop}:app")
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "TASKQ_CONCURENCY is no setting, so it would do nothing: it looks like TASKQ_CONCURRENCY" in done.err
+    monkeypatch.delenv("TASKQ_CONCURENCY")
     monkeypatch.setenv("TASKQ_SCHEMA", "elsewhere")
     fresh = module(cli, SHOP)
     done = cli("worker", f"{fresh}:app")
@@ -154,16 +175,26 @@ def test_the_flag_wins_over_the_apps_own_database(cli: Cli, conn: psycopg.Connec
 
 def test_enqueue_through_the_app_checks_the_arguments(cli: Cli, conn: psycopg.Connection) -> None:
     shop = f"{module(cli, SHOP)}:app"
-    for payload, said in (('{"a": "x"}', "a: Expected `int`"), ("{}", "a"), ('{"a": 1, "c": 2}', "c")):
+    for payload, said in (
+        ('{"a": "x"}', "a: Expected `int`"),
+        ("{}", "parameters of add: Object missing required field `a`"),
+        ('{"a": 1, "c": 2}', "parameters of add: Object contains unknown field `c`"),
+    ):
         done = cli("enqueue", "add", payload, "--app", shop)
-        assert (done.code, said in done.err) == (2, True)
+        assert (done.code, said in done.err) == (2, True), done
+    for args in (["enqueue", "add", "--queue", "x y"], ["enqueue", "add", "--queue", "x y", "--app", shop]):
+        done = cli(*args)
+        assert (done.code, done.err.count("\n")) == (2, 1)
+        assert "the queue's name is 'x y'" in done.err
     assert "there is no task 'nope'" in cli("enqueue", "nope", "--app", shop).err
     more = ["--queue", "slow", "--priority", "9", "--run-at", "2999-01-01T00:00:00+00:00", "--unique-key", "u"]
     job = cli.ok("enqueue", "add", '{"a": 1}', "--app", shop, *more).out.strip()
     told = cli.ok("jobs", "show", job, "--json").json
     assert (told["queue"], told["priority"], told["unique_key"]) == ("slow", 9, "u")
     assert told["run_at"] == "2999-01-01T00:00:00+00:00"
-    assert cli.ok("enqueue", "add", '{"a": 2}', "--app", shop, "--unique-key", "u").out.strip() == job
+    taken = cli.ok("enqueue", "add", '{"a": 2}', "--app", shop, "--unique-key", "u", "--json")
+    assert taken.json == {"id": job, "new": False}
+    assert "no live worker serves the queue slow" in taken.err
     # What was published by an app's worker is enough for SQL; the same options go that way.
     conn.execute("select taskq.publish_task(null, 'add', 'mail', 4, 2, 'idempotent', policy_id, null) from taskq.jobs")
     plain = cli.ok("enqueue", "add", '{"a": 1}', "--run-in", "1h", "--priority", "0").out.strip()
@@ -171,6 +202,13 @@ def test_enqueue_through_the_app_checks_the_arguments(cli: Cli, conn: psycopg.Co
     assert (told["queue"], told["priority"], told["max_attempts"]) == ("mail", 0, 2)
     refused = cli("enqueue", "add", '{"a": "\\u0000"}')
     assert (refused.code, refused.err.count("\n")) == (1, 1)
+
+
+def test_the_version(cli: Cli) -> None:
+    assert cli.ok("--version").out == f"taskq {__version__}\n"
+    text = " ".join(cli.ok("--help").out.split())
+    assert "bodies run at least once, and every repetition is on record" in text
+    assert "never silently" not in text
 
 
 def test_python_m_taskq_is_the_command(cli: Cli) -> None:

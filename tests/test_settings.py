@@ -63,6 +63,11 @@ def test_the_nearest_pyproject_counts(tmp_path: Path) -> None:
         ("", {"TASKQ_QUEUES": "a, b c"}, {}, ("queues", "'b c'")),
         ("", {}, {"poll_interval": 0}, ("poll_interval", "--poll-interval", "0.01")),
         ("", {}, {"schema": "Jobs"}, ("schema", "--schema", "lower-case")),
+        ("", {"TASKQ_DSN": " "}, {}, ("dsn", "TASKQ_DSN", "it is blank; give it a value, or leave it out")),
+        ("", {"TASKQ_CONCURENCY": "3"}, {}, ("TASKQ_CONCURENCY", "no setting", "looks like TASKQ_CONCURRENCY")),
+        ("", {"TASKQ_COLOUR": "3"}, {}, ("TASKQ_COLOUR", "no setting", "known are TASKQ_DSN, TASKQ_SCHEMA")),
+        ("", {}, {"app": "shop"}, ("app", "the command line", "module:attribute")),
+        ("", {}, {"queues": "a b"}, ("queues", "the flag --queue,")),
         ("", {"TASKQ_DSN": "postgresql://u:p@s@h/db"}, {}, ("dsn", "TASKQ_DSN", "percent-encode")),
     ],
 )
@@ -79,6 +84,20 @@ def test_a_wrong_setting_is_explained(
 def test_a_missing_dsn_is_named_with_every_way_to_give_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"TASKQ_DSN.*--dsn.*\[tool\.taskq\]"):
         load(folder=tmp_path, environ={})
+
+
+def test_variables_that_are_no_settings_but_known_are_left_alone(tmp_path: Path) -> None:
+    others = (
+        "HOME",
+        "PRINT_ORIGIN",
+        "UNDER_TEST",
+        "TEST_PG",
+        "TEST_SERVER",
+        "PORT",
+        "PORT_5432_TCP_ADDR",
+        "SERVICE_HOST",
+    )
+    _load(tmp_path, "", {f"TASKQ_{name}": "x" for name in others})
 
 
 def test_settings_do_not_show_the_dsn(tmp_path: Path) -> None:

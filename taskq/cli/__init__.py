@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
@@ -41,9 +42,16 @@ def build(argv: Sequence[str]) -> typer.Typer:
         context_settings={"help_option_names": ["--help", "-h"]},
     )
 
-    @root.callback()
-    def callback() -> None:
-        """A job queue on PostgreSQL whose side effects are never silently repeated and never silently lost."""
+    @root.callback(invoke_without_command=True)
+    def callback(
+        version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    ) -> None:
+        """A job queue on PostgreSQL: bodies run at least once, and every repetition is on record."""
+        if version:
+            from taskq.version import __version__
+
+            print(f"taskq {__version__}")
+            raise typer.Exit
 
     wanted = argv[0] if argv and argv[0] in COMMANDS else None
     for name, (module_name, said) in COMMANDS.items():

@@ -6,7 +6,7 @@ import getpass
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -67,6 +67,18 @@ class Database:
     def value(self, query: str, *arguments: Any) -> Any:
         """The one value of a named query."""
         return next(iter(self.rows(query, *arguments)[0].values()))
+
+    def transaction(self) -> AbstractContextManager[object]:
+        """A transaction for the length of the block."""
+        return self._connection.transaction()
+
+    def unserved_queue(self, job: str) -> str | None:
+        """The queue of an unfinished job if no live worker serves it; None also where the user may not look."""
+        try:
+            found = self.rows("unserved", job)
+        except TaskQError:
+            return None
+        return found[0]["queue"] if found else None
 
     def bounded_rows(self, query: str, *arguments: Any) -> list[dict[str, Any]]:
         """Like ``rows``, given up after ``LIST_TIMEOUT``."""

@@ -41,12 +41,14 @@ def command(
     Without --app the database does it, by what a worker has published about the task, and checks that the payload is a
     JSON object; with --app the arguments are checked against the task's signature first.
 
+    With --json it says whether the job is new. A note on standard error tells if no live worker serves its queue.
+
     Exit codes: 0 enqueued, or a key answered with the job that is there; 1 refused; 2 usage or settings; 3 cannot
     connect.
     """
-    from taskq.cli.database import instant, open_database
+    from taskq.cli.database import instant, queue_name
     from taskq.cli.jobs import check_json
-    from taskq.cli.output import print_json
+    from taskq.cli.output import note, print_json
     from taskq.durations import parse_duration
     from taskq.errors import InvalidDuration
 
@@ -58,29 +60,58 @@ def command(
         seconds = None if run_in is None else parse_duration(run_in)
     except InvalidDuration as exc:
         raise typer.BadParameter(f"--run-in: {exc}") from None
-    at = None if run_at is None else instant(run_at)
+    options: dict[str, Any] = {
+        "queue": None if queue is None else queue_name(queue),
+        "priority": priority,
+        "run_in": seconds,
+        "run_at": None if run_at is None else instant(run_at),
+        "unique_key": unique_key,
+        "idempotency_key": idempotency_key,
+    }
     if app is None:
-        with open_database(dsn, schema) as database:
-            found = database.value("enqueue", task, payload, queue, priority, at, seconds, unique_key, idempotency_key)
+        found, is_new, unserved = _by_name(task, payload, options, dsn=dsn, schema=schema)
     else:
-        options: dict[str, Any] = {
-            "queue": queue,
-            "priority": priority,
-            "run_in": seconds,
-            "run_at": at,
-            "unique_key": unique_key,
-            "idempotency_key": idempotency_key,
-        }
         given = {k: v for k, v in options.items() if v is not None}
-        found = _through_app(app, task, payload, given, dsn=dsn, schema=schema)
+        found, is_new, unserved = _through_app(app, task, payload, given, dsn=dsn, schema=schema)
     if as_json:
-        print_json({"id": found})
+        print_json({"id": found, "new": is_new})
     else:
         print(found)
+        if not is_new:
+            note("this job was there already, with the same key; nothing was enqueued")
+    if unserved is not None:
+        note(f"no live worker serves the queue {unserved} now, so the job waits until one does")
 
 
-def _through_app(reference: str, name: str, payload: str, options: Any, *, dsn: str | None, schema: str | None) -> str:
+def _by_name(
+    task: str, payload: str, options: dict[str, Any], *, dsn: str | None, schema: str | None
+) -> tuple[str, bool, str | None]:
+    """Enqueue by what is published; the job's id, whether it is new, and its queue if no live worker serves that."""
+    from taskq.cli.database import open_database
+    from taskq.errors import TaskNotPublished, TaskQError
+
+    with open_database(dsn, schema) as database:
+        try:
+            with database.transaction():
+                found = database.value("enqueue", task, payload, *options.values())
+                is_new = True
+                if options["unique_key"] is not None or options["idempotency_key"] is not None:
+                    # Until this transaction commits, only a job that was there before is seen from elsewhere.
+                    with open_database(dsn, schema) as elsewhere:
+                        is_new = not elsewhere.rows("has_job", found)
+        except TaskNotPublished:
+            raise TaskQError(
+                f"no worker has published a task {task!r} in this database; check the name, start a worker whose app "
+                "has it, or pass --app module:attribute"
+            ) from None
+        return found, is_new, database.unserved_queue(found)
+
+
+def _through_app(
+    reference: str, name: str, payload: str, options: Any, *, dsn: str | None, schema: str | None
+) -> tuple[str, bool, str | None]:
     from taskq.cli.apps import load_app
+    from taskq.cli.database import open_database
     from taskq.cli.serve import choose_database
     from taskq.errors import PayloadError
     from taskq.settings import load
@@ -92,8 +123,10 @@ def _through_app(reference: str, name: str, payload: str, options: Any, *, dsn: 
         arguments = task.codec.decode(payload)
     except PayloadError as exc:
         raise typer.BadParameter(str(exc)) from None
-    choose_database(app, settings)
+    chosen = choose_database(app, settings)
     try:
-        return str(task.using(**options).enqueue_sync(**arguments).id)
+        job = task.using(**options).enqueue_sync(**arguments)
+        with open_database(chosen, app.schema) as database:
+            return str(job.id), job.inserted, database.unserved_queue(str(job.id))
     finally:
         app.close_sync()

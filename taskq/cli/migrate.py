@@ -11,6 +11,7 @@ import typer
 from taskq import migrate
 from taskq.cli.options import DsnOption, JsonOption, SchemaOption
 from taskq.cli.output import ExitCode, note, print_json, show
+from taskq.db.dsn import describe_dsn
 from taskq.settings import load
 
 __all__ = ["app"]
@@ -59,6 +60,7 @@ def up(
         build_timeout=build_timeout,
         progress=note,
     )
+    note(f"the database is {describe_dsn(settings.dsn)}")
     if as_json:
         print_json(asdict(done))
         return
@@ -90,6 +92,11 @@ def verify(dsn: DsnOption = None, schema: SchemaOption = None, as_json: JsonOpti
         print_json({"ok": not found, "discrepancies": found})
     else:
         print("\n".join(found) if found else f"the schema {settings.schema} agrees with the migrations")
+    if absent := migrate.missing_roles(settings.dsn, settings.schema):
+        note(
+            f"note: the roles {', '.join(absent)} do not exist, so only the schema's owner can use it; create them, "
+            "then run the statements of the roles migration again ('taskq migrate sql --all' prints them)"
+        )
     if found:
         raise typer.Exit(ExitCode.FAILED)
 

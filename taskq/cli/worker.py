@@ -48,7 +48,8 @@ def command(
     flags, then TASKQ_... variables, then pyproject.toml.
 
     Exit codes: 0 stopped; 1 the schema does not fit, or outcomes were left unconfirmed; 2 usage or settings; 3 cannot
-    connect; 76 a body in a thread outlived its timeout: start the worker again.
+    connect; 75 a body still ran as the lease ran out; 76 a body in a thread outlived its timeout. After 75 and 76 start
+    the worker again.
     """
     from taskq.cli.apps import load_app
     from taskq.cli.serve import check_origin, choose_database, options_of, run_worker

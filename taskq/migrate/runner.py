@@ -117,7 +117,7 @@ class _Runner:
         self.applied: list[str] = []
         self.waiting_for: str | None = None
         self.token = uuid4()
-        self.conn = records.connect(self.dsn, application_name=application_name(self.token))
+        self.conn = self._connect()
 
     def run(self, deadline: float) -> Applied:
         reconnects = 0
@@ -140,9 +140,20 @@ class _Runner:
                     raise MigrationError("the connection was lost again and again; see the server's log for the cause")
                 self._reconnect()
 
+    def _connect(self) -> records.Connection:
+        conn = records.connect(self.dsn, application_name=application_name(self.token))
+        conn.add_notice_handler(self._noticed)
+        return conn
+
+    def _noticed(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        """Pass on what a migration itself has to say; PostgreSQL's own notices are none of the reader's business."""
+        said = diagnostic.message_primary or ""
+        if said.startswith("taskq: "):
+            self.progress(f"warning: {said.removeprefix('taskq: ')}")
+
     def _reconnect(self) -> None:
         old, self.token = self.token, uuid4()
-        self.conn = records.connect(self.dsn, application_name=application_name(self.token))
+        self.conn = self._connect()
         end_lost_sessions(self.conn, old)
         if records.tables_exist(self.conn, self.schema):
             records.release_lease(self.conn, self.schema, old, complete=False)

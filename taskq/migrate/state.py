@@ -107,6 +107,19 @@ def verify(dsn: str, schema: str = "taskq", *, folder: Path | None = None) -> li
     return found
 
 
+def missing_roles(dsn: str, schema: str = "taskq") -> list[str]:
+    """The roles of the schema that the server does not have: whoever migrated could not create them.
+
+    Raises:
+        DatabaseUnavailable: no connection.
+    """
+    wanted = [f"{check_schema(schema)}_{suffix}" for suffix in ("producer", "worker", "operator", "reader")]
+    with records.connect(dsn) as conn:
+        rows = conn.execute("select rolname from pg_catalog.pg_roles where rolname = any (%s)", (wanted,)).fetchall()
+    found = {row[0] for row in rows}
+    return [role for role in wanted if role not in found]
+
+
 def check_compatible(
     target: str | psycopg.Connection[Any], schema: str = "taskq", *, folder: Path | None = None
 ) -> None:
@@ -219,6 +232,7 @@ __all__ = [
     "applied_names",
     "check_applied",
     "check_compatible",
+    "missing_roles",
     "render_sql",
     "status",
     "verify",

@@ -8,8 +8,18 @@ select set_config('statement_timeout', $1, true);
 -- name: enqueue
 -- One job by the task's published settings; its id.
 select {{schema}}.enqueue(task => $1::text, payload => $2::text::jsonb, queue => $3::text, priority => $4::int,
-         run_at => $5::timestamptz, run_in => make_interval(secs => $6::double precision), unique_key => $7::text,
+         run_in => make_interval(secs => $5::double precision), run_at => $6::timestamptz, unique_key => $7::text,
          idempotency_key => $8::text)::text as id;
+
+-- name: has_job
+-- Whether a job is there for this session, at work or finished.
+select 1 as found from {{schema}}.all_jobs a where a.id = $1::text::uuid;
+
+-- name: unserved
+-- The queue of a job that has not finished, unless a live worker serves it.
+select j.queue from {{schema}}.jobs j
+ where j.id = $1::text::uuid and not exists (
+   select from {{schema}}.workers w where w.status = 'live' and j.queue = any (w.queues));
 
 -- name: jobs
 -- The newest jobs first: ids are in the order of enqueueing, so both halves walk a primary key backwards and stop at the
