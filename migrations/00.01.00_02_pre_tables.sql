@@ -373,7 +373,8 @@ create table {{schema}}.leader (
   server_started_at timestamptz not null,
   timeline integer not null,
   quiet_until timestamptz not null,
-  lease interval not null
+  lease interval not null,
+  observed_by uuid
 );
 insert into {{schema}}.leader values ('maintenance', null, '-infinity', {{schema}}.now(), '-infinity', 0, '-infinity', '0');
 comment on table {{schema}}.leader is 'Leases of roles that one worker at a time plays.';
@@ -381,6 +382,7 @@ comment on column {{schema}}.leader.role is 'The role; maintenance looks after l
 comment on column {{schema}}.leader.holder is 'The worker that plays it.';
 comment on column {{schema}}.leader.expires_at is 'Until when.';
 comment on column {{schema}}.leader.observed_at is 'When any worker last looked at this row: a gap or a step back shows a jump of the clock.';
+comment on column {{schema}}.leader.observed_by is 'Which worker that was: by its own clock it can tell a jump from a look that came late.';
 comment on column {{schema}}.leader.server_started_at is 'Start of the server at the last look.';
 comment on column {{schema}}.leader.timeline is 'Timeline of the server at the last look: a new one shows a promotion.';
 comment on column {{schema}}.leader.quiet_until is 'Nobody is declared lost before this instant.';

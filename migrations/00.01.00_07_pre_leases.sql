@@ -65,7 +65,9 @@ comment on function {{schema}}.unsleep(uuid) is 'The worker is awake: enqueue ne
 
 -- The leader ------------------------------------------------------------------------------------------------------------
 
-create function {{schema}}.lead(p_worker uuid, p_role text, p_lease double precision) returns table (is_leader boolean, quiet boolean)
+-- p_elapsed: seconds since this worker's look before, by its own clock that never steps; null where it cannot tell.
+create function {{schema}}.lead(p_worker uuid, p_role text, p_lease double precision, p_elapsed double precision default null)
+  returns table (is_leader boolean, quiet boolean)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_row {{schema}}.leader;
@@ -74,6 +76,7 @@ declare
   v_started timestamptz := pg_postmaster_start_time();
   v_timeline integer := (select c.timeline_id from pg_control_checkpoint() c);
   v_quiet timestamptz;
+  v_late boolean;
   -- Whoever leads, the worker with the longest lease must get the time to renew it.
   v_longest interval := greatest(v_lease, (select max(w.lease) from {{schema}}.workers w where w.status in ('live', 'draining')));
 begin
@@ -83,11 +86,15 @@ begin
   v_now := {{schema}}.now();
   v_quiet := v_row.quiet_until;
   -- After a restart, a promotion or a step of the clock one lease must pass before anyone is declared lost. All workers
-  -- look here a few times a lease, so a gap of over half a lease means a step forward, or that nobody was there.
-  if v_row.server_started_at <> v_started or v_row.timeline <> v_timeline or v_now < v_row.observed_at or v_now > v_row.observed_at + v_lease / 2 then
+  -- look here a few times a lease, so a gap of over half a lease means a step forward, or that nobody was there. Unless the
+  -- same worker looked before and its own clock says the same: then the look came late, and the time has really passed.
+  v_late := coalesce(v_row.observed_by = p_worker
+    and abs(extract(epoch from v_now - v_row.observed_at) - p_elapsed) <= greatest(p_lease / 10, least(1, p_lease / 2)), false);
+  if v_row.server_started_at <> v_started or v_row.timeline <> v_timeline or v_now < v_row.observed_at
+     or v_now > v_row.observed_at + v_lease / 2 and not v_late then
     v_quiet := v_now + v_longest;
   end if;
-  update {{schema}}.leader l set observed_at = v_now, server_started_at = v_started, timeline = v_timeline,
+  update {{schema}}.leader l set observed_at = v_now, observed_by = p_worker, server_started_at = v_started, timeline = v_timeline,
       -- After a step back of the clock neither the old lease nor the old quiet time may last for ever.
       quiet_until = least(v_quiet, v_now + v_longest),
       -- Free, run out, or further off than it was taken for, which only a step back of the clock makes.
@@ -97,7 +104,7 @@ begin
     where l.role = p_role;
   return query select l.holder = p_worker, l.quiet_until > v_now from {{schema}}.leader l where l.role = p_role;
 end $$;
-comment on function {{schema}}.lead(uuid, text, double precision) is
+comment on function {{schema}}.lead(uuid, text, double precision, double precision) is
   'Takes or keeps the role if it is free, for so many seconds. Answers whether this worker has it, and whether declaring workers lost must wait.';
 
 create function {{schema}}.resign(p_worker uuid, p_role text) returns void

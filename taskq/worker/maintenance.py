@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Mapping
+from typing import Any
 from uuid import UUID
 
 import asyncpg
 
 from taskq.telemetry import get_logger
 from taskq.worker.connection import DATABASE_ERRORS, Connection
+from taskq.worker.lease import boot_clock
 
 log = get_logger("maintenance")
 
@@ -36,6 +38,7 @@ class Maintenance:
         self._sql = queries
         self._conn = conn
         self._lease = lease
+        self._looked_at: float | None = None
         self._prune_at = 0.0
         self._partitions_at = 0.0
         self.worker_id: UUID | None = None
@@ -60,7 +63,7 @@ class Maintenance:
             await self._conn.fetch(self._sql["resign"], self.worker_id)
 
     async def _turn(self, worker_id: UUID) -> None:
-        [row] = await self._conn.fetch(self._sql["lead"], worker_id, self._lease)
+        row = await self._look(worker_id)
         if row["is_leader"] != self.is_leader:
             self.is_leader = row["is_leader"]
             log.info("leader.taken" if self.is_leader else "leader.lost", worker_id=worker_id)
@@ -83,6 +86,15 @@ class Maintenance:
         if now >= self._partitions_at:
             await self._partitions()
             self._partitions_at = now + PARTITIONS_EVERY
+
+    async def _look(self, worker_id: UUID) -> Any:
+        """Look at the leader's row; a look that comes late must not pass for a step of the database's clock."""
+        before, self._looked_at = self._looked_at if self._conn.is_open else None, None
+        now = boot_clock()
+        elapsed = None if before is None else now - before
+        [row] = await self._conn.fetch(self._sql["lead"], worker_id, self._lease, elapsed)
+        self._looked_at = now
+        return row
 
     async def _partitions(self) -> None:
         made = (await self._conn.fetch(self._sql["ensure_partitions"]))[0]["n"]

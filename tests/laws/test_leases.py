@@ -190,8 +190,8 @@ def test_workers_that_ended_long_ago_are_forgotten_unless_a_job_names_them(conn:
 ROLE = "maintenance"
 
 
-def lead(conn: Conn, worker: UUID, lease: float = 30) -> tuple[bool, bool]:
-    [row] = rows(conn, "select * from taskq.lead(%s, %s, %s)", worker, ROLE, lease)
+def lead(conn: Conn, worker: UUID, lease: float = 30, elapsed: float | None = None) -> tuple[bool, bool]:
+    [row] = rows(conn, "select * from taskq.lead(%s, %s, %s, %s)", worker, ROLE, lease, elapsed)
     return row["is_leader"], row["quiet"]
 
 
@@ -286,3 +286,25 @@ def test_a_worker_with_a_shorter_lease_does_not_take_the_role(conn: Conn) -> Non
     hasty = register(conn, lease=3)
     assert lead(conn, hasty, 3)[0] is False
     assert lead(conn, leader)[0] is True
+
+
+def test_a_look_that_came_late_is_no_step_of_the_clock(conn: Conn) -> None:
+    leader, _ = settled_leader(conn)
+    for gap, elapsed in ((16, 16), (40, 42.9), (3600, 3597.1)):
+        shift_clock(conn, f"{gap} s")
+        assert lead(conn, leader, elapsed=elapsed) == (True, False), gap
+
+
+@pytest.mark.parametrize("elapsed", [10, 12.9, 19.1, 3600, float("nan"), None])
+def test_a_step_of_the_clock_is_no_look_that_came_late(conn: Conn, elapsed: float | None) -> None:
+    leader, _ = settled_leader(conn)
+    shift_clock(conn, "16 s")
+    assert lead(conn, leader, elapsed=elapsed) == (True, True)
+
+
+def test_after_another_workers_look_its_own_clock_says_nothing(conn: Conn) -> None:
+    leader, other = settled_leader(conn)
+    shift_clock(conn, "2 s")
+    assert lead(conn, other, elapsed=2) == (False, False)
+    shift_clock(conn, "16 s")
+    assert lead(conn, leader, elapsed=16) == (True, True)

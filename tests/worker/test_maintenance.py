@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import asyncpg
 import pytest
@@ -159,3 +160,26 @@ async def test_deadlines_keys_and_partitions_are_looked_after(
             )
 
         await aeventually(tidy)
+
+
+async def test_workers_are_declared_lost_while_the_leaders_loop_is_blocked_now_and_then(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    @app.task(name="waits")
+    async def waits(n: int) -> int:
+        return n
+
+    async def block_the_loop() -> None:
+        while True:
+            time.sleep(0.4)  # noqa: ASYNC251 (that is the point: every look comes late)
+            await asyncio.sleep(0.01)
+
+    job = await waits.enqueue(1)
+    await lost_worker(aconn)
+    async with run_worker(lease=1.5):
+        blocking = asyncio.create_task(block_the_loop())
+        try:
+            await aeventually(lambda: events.of("worker.lost"), timeout=20)
+        finally:
+            blocking.cancel()
+        assert await job.result(timeout=10) == 1

@@ -49,9 +49,27 @@ AROUND: tuple[Guard, ...] = (
     ),
     lead(
         "quiet after a step forward",
-        "or v_now > v_row.observed_at + v_lease / 2",
+        "or v_now > v_row.observed_at + v_lease / 2 and not v_late",
         "",
         "test_after_a_step_of_the_clock_it_is_quiet_for_one_lease",
+    ),
+    lead(
+        "a late look is no step",
+        "v_lease / 2 and not v_late then",
+        "v_lease / 2 then",
+        "test_a_look_that_came_late_is_no_step_of_the_clock",
+    ),
+    lead(
+        "a step is no late look",
+        "<= greatest(p_lease / 10, least(1, p_lease / 2)), false);",
+        "is not null, false);",
+        "test_a_step_of_the_clock_is_no_look_that_came_late",
+    ),
+    lead(
+        "another's look is not one's own",
+        "v_late := coalesce(v_row.observed_by = p_worker\n    and",
+        "v_late := coalesce(",
+        "test_after_another_workers_look_its_own_clock_says_nothing",
     ),
     lead(
         "quiet for one lease",

@@ -57,8 +57,8 @@ select {{schema}}.unsleep($1);
 select status, job_id, claim_epoch, cancel_requested from {{schema}}.renew($1);
 
 -- name: lead
--- Take or keep the role of the leader.
-select is_leader, quiet from {{schema}}.lead($1, 'maintenance', $2);
+-- Take or keep the role of the leader; with the seconds since the look before, where this worker can tell.
+select is_leader, quiet from {{schema}}.lead($1, 'maintenance', $2, $3);
 
 -- name: resign
 select {{schema}}.resign($1, 'maintenance');
