@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,17 @@ def waits_in_thread(ctx: JobContext, gate: str = "gate", then: str = "succeed") 
         time.sleep(0.02)
     note("end", ctx)
     return finish(ctx, then)
+
+
+@app.task
+async def deaf(ctx: JobContext, gate: str = "gate") -> str:
+    """Wait at a gate, whatever is thrown at it."""
+    note("start", ctx)
+    end = time.monotonic() + BOUND
+    while not _is_open(gate) and time.monotonic() < end:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0.02)
+    return f"epoch {ctx.claim_epoch}"
 
 
 @app.task(timeout=0.3, max_attempts=1)

@@ -12,7 +12,8 @@ from helpers import eventually
 
 from taskq import TaskQ
 from taskq.worker.lease import EXIT_LEASE_LOST
-from taskq.worker.service import EXIT_STUCK
+from taskq.worker.service import EXIT_NOT_FLUSHED, EXIT_STUCK
+from taskq.worker.shutdown import ABANDON_DELAY
 
 pytestmark = pytest.mark.anyio
 
@@ -93,6 +94,37 @@ async def test_a_second_signal_ends_the_grace(
     row = row_of(dsn, job.id)
     assert (row["status"], row["attempt"], row["releases"]) == ("pending", 0, 1)
     assert not journal.of("end")
+
+
+async def test_a_body_that_swallows_its_cancellation_is_gone_before_its_successor_starts(
+    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
+) -> None:
+    job = await app.get_task("deaf").enqueue()
+    old = start_worker("old", grace=0.3)
+    until(lambda: journal.of("start"))
+    start_worker("other")
+    assert old.stop() == 0
+    assert len(journal.of("start")) == 1
+    until(lambda: len(journal.of("start")) == 2)
+    journal.open_gate()
+    assert await job.result(timeout=10) == "epoch 2"
+    assert row_of(dsn, job.id)["releases"] == 1
+
+
+@pytest.mark.parametrize("task", ["deaf", "waits_in_thread"])
+async def test_a_database_that_stalls_does_not_keep_a_process_whose_bodies_were_left_behind(
+    task: str, app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
+) -> None:
+    job = await app.get_task(task).enqueue()
+    worker = start_worker(grace=0.3, lease=30)
+    until(lambda: journal.of("start"))
+    with psycopg.connect(dsn) as conn:
+        conn.execute("select from taskq.jobs where id = %s for update", (job.id,))
+        worker.signal(signal.SIGTERM)
+        until(lambda: "job.abandoned" in worker.log)
+        abandoned = now()
+        assert worker.exit_code() == EXIT_NOT_FLUSHED
+        assert now() - abandoned < ABANDON_DELAY - 0.2
 
 
 async def test_a_thread_that_outlives_its_timeout_ends_the_process(

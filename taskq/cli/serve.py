@@ -6,10 +6,12 @@ import asyncio
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import asyncpg
 
@@ -24,6 +26,9 @@ from taskq.telemetry import get_logger
 from taskq.worker import Worker, WorkerOptions
 
 __all__ = ["check_origin", "choose_database", "options_of", "run_worker"]
+
+LEAVE_WITHIN = 0.5
+"""Seconds for what is still to be flushed when the process is ended under bodies that cannot be stopped."""
 
 
 def check_origin() -> None:
@@ -90,24 +95,33 @@ def choose_database(app: TaskQ, settings: Settings) -> str:
 def run_worker(app: TaskQ, dsn: str, options: WorkerOptions, *, at_exit: Callable[[], None] | None = None) -> int:
     """Run a worker until it is stopped by SIGTERM or SIGINT; give its exit code.
 
-    Ends the process itself, with that code, where threads are left that cannot be stopped: the interpreter would wait
-    for them at its exit. What the caller has to do at the end is then done by ``at_exit``.
+    Ends the process itself, with that code, where bodies are left that cannot be stopped: their jobs may soon start
+    elsewhere, and the interpreter would wait for them at its exit. What the caller has to do at the end is then done by
+    ``at_exit``, which gets half a second.
 
     Raises:
         DatabaseUnavailable: The database cannot be reached at boot.
         TaskQError: The schema does not fit, or something else kept the worker from starting.
     """
-    worker = Worker(app.tasks, dsn, app.schema, options)
+
+    def leave(code: int) -> NoReturn:
+        _leave(code, at_exit)
+
+    worker = Worker(app.tasks, dsn, app.schema, options, on_abandoned=leave)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        code = runner.run(_run(worker, app, dsn))
-        if worker.abandoned_threads:
-            if at_exit is not None:
-                at_exit()
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
-    return code
+        return runner.run(_run(worker, app, dsn))
+
+
+def _leave(code: int, at_exit: Callable[[], None] | None) -> NoReturn:
+    """End the process from any thread, whatever a handler, a pipe or ``at_exit`` is stuck in."""
+    hard = threading.Timer(LEAVE_WITHIN, os._exit, (code,))
+    hard.daemon = True
+    hard.start()
+    for last in (at_exit, logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+        if last is not None:
+            with suppress(BaseException):
+                last()
+    os._exit(code)
 
 
 async def _run(worker: Worker, app: TaskQ, dsn: str) -> int:

@@ -32,6 +32,8 @@ log = get_logger("worker")
 
 SLICE = 0.005
 """Seconds that consumers run bodies inline before the loop gets a turn."""
+CLOSE_WITHIN = 1.0
+"""Seconds that bodies get to end when the consumers are ended under them."""
 SWEEP = 0.05
 """Seconds between looks for bodies past their timeout."""
 _RANK: Final[dict[Interrupt, int]] = {"cancel": 1, "timeout": 1, "shutdown": 2, "lease": 3}
@@ -83,6 +85,7 @@ class Executor:
         self._consumers: list[asyncio.Task[None]] = []
         self._closing = False
         self._threads: ThreadPoolExecutor | None = None
+        self._threads_left = 0
         self.running: dict[UUID, Running] = {}
         self.mean_seconds = 1.0
         """A moving mean of how long bodies take."""
@@ -171,14 +174,20 @@ class Executor:
         """Functions in threads that have outlived their timeout, and cannot be stopped."""
         return [r for r in self.running.values() if r.thread and r.interrupt == "timeout"]
 
-    async def close(self) -> None:
-        """End the consumers. Bodies that still run are cancelled; call it when none should."""
+    async def close(self, within: float = CLOSE_WITHIN) -> None:
+        """End the consumers. Bodies that still run are cancelled, and left behind if they do not end in time."""
         self._closing = True
         for consumer in self._consumers:
             consumer.cancel()
-        await asyncio.gather(*self._consumers, return_exceptions=True)
+        if self._consumers:
+            await asyncio.wait(self._consumers, timeout=within)
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def left_behind(self) -> int:
+        """Bodies that still run after ``close``."""
+        return self._threads_left + sum(not consumer.done() for consumer in self._consumers) if self._closing else 0
 
     # The consumers ----------------------------------------------------------------------------------------------
 
@@ -299,6 +308,7 @@ class Executor:
             with suppress(asyncio.CancelledError):
                 await asyncio.wait([future])
             if self._closing and not future.done():
+                self._threads_left += 1
                 raise asyncio.CancelledError
         value, error = future.result()
         if error is not None:

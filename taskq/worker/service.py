@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +40,8 @@ __all__ = ["EXIT_NOT_FLUSHED", "EXIT_OK", "EXIT_STUCK", "Worker", "WorkerOptions
 TICK = 0.25
 SURVEY_EVERY = 5.0
 PING_EVERY = 5.0
+AT_ONCE = 0.5
+"""Seconds for closing what can be closed when bodies were left behind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,9 @@ class Worker:
         dsn: The database.
         schema: taskq's schema there.
         options: How it works.
+        on_abandoned: Ends the process with the exit code that it is given, and never returns; called, from any thread,
+            when bodies are left behind that could not be stopped. Without it ``run`` returns, and the caller must end
+            the process: three seconds after their hand-back those jobs may start elsewhere.
     """
 
     def __init__(
@@ -97,8 +102,12 @@ class Worker:
         dsn: str,
         schema: str = "taskq",
         options: WorkerOptions | None = None,
+        *,
+        on_abandoned: Callable[[int], object] | None = None,
     ) -> None:
         self.options = options or WorkerOptions()
+        self._on_abandoned = on_abandoned
+        self._code = EXIT_NOT_FLUSHED
         self._tasks = dict(tasks)
         if not self._tasks:
             raise errors.ConfigurationError("the app has no tasks, so a worker has nothing to run; register some first")
@@ -114,9 +123,9 @@ class Worker:
         """Set once the worker is registered and claims."""
 
     @property
-    def abandoned_threads(self) -> bool:
-        """Whether bodies were left running that could not be stopped: the process should end at once."""
-        return hasattr(self, "_shutdown") and self._shutdown.has_abandoned
+    def has_abandoned(self) -> bool:
+        """Whether bodies were left running that could not be stopped: the process must end at once."""
+        return hasattr(self, "_shutdown") and (self._shutdown.has_abandoned or self._executor.left_behind > 0)
 
     @property
     def worker_id(self) -> UUID | None:
@@ -153,7 +162,12 @@ class Worker:
         self._build()
         try:
             await self._boot()
-            return await self._serve()
+            self._code = await self._serve()
+            return self._code
+        except Exception:
+            if self._executor.busy:
+                log.exception("worker.failed", bodies=self._executor.busy)
+            raise
         finally:
             await self._close()
             if signals:
@@ -229,6 +243,7 @@ class Worker:
             counts=self.counts,
             grace=options.grace,
             flush_within=max(5.0, options.lease),
+            on_abandoned=self._on_abandoned,
         )
         self._background: list[asyncio.Task[None]] = []
 
@@ -284,8 +299,8 @@ class Worker:
         try:
             await asyncio.wait([stop, stuck, self._main, *self._background], return_when=asyncio.FIRST_COMPLETED)
             if stuck.done() and not stuck.cancelled() and stuck.exception() is None:
-                return EXIT_STUCK if await self._shutdown.flush() else EXIT_NOT_FLUSHED
-            parts: list[asyncio.Task[None]] = [stuck, self._main, *self._background]
+                return stuck.result()
+            parts: list[asyncio.Task[Any]] = [stuck, self._main, *self._background]
             for part in parts:
                 if part.done():
                     # A part never ends by itself: this is a defect of ours, and better a dead worker than a half one.
@@ -314,9 +329,10 @@ class Worker:
         if self._shutdown.is_abandoned(claim):
             return
         decided = decide(claim, policy, end)
-        report(self.counts, claim, decided)
+        # Kept before it is told: whatever telling does, the body is not run again.
         self._outbox.put(make_end(claim, decided))
         self._exchanger.nudge()
+        report(self.counts, claim, decided)
 
     async def _tick(self) -> None:
         while True:
@@ -362,6 +378,9 @@ class Worker:
 
     async def _close(self) -> None:
         self._exchanger.close()
+        if self._shutdown.has_abandoned:
+            await self._close_at_once()
+            return
         parts = [p for p in (getattr(self, "_main", None), *self._background) if p is not None]
         # More than once: before Python 3.12 wait_for drops a cancellation that arrives with what it waited for.
         while any(not part.done() for part in parts):
@@ -371,6 +390,12 @@ class Worker:
         await asyncio.gather(*parts, return_exceptions=True)
         await self._registration.close()
         await self._executor.close()
+        if self._executor.left_behind:
+            # Their claims stand, so the lease is kept: when it ends with the loop, the keeper ends the process.
+            log.critical("worker.bodies_left", bodies=self._executor.left_behind, exit_code=self._code)
+            if self._on_abandoned is not None:
+                self._on_abandoned(self._code)
+            return
         with suppress(*DATABASE_ERRORS):
             async with asyncio.timeout(LAST_WORDS):
                 await self._maintenance.resign()
@@ -384,3 +409,17 @@ class Worker:
         log.info(
             "worker.stopped", worker_id=self.worker_id, **{k: getattr(self.counts, k) for k in self.counts.__slots__}
         )
+
+    async def _close_at_once(self) -> None:
+        """Their jobs may start elsewhere soon: wait for nothing that a body or the database could hold up."""
+        parts = [self._main, *self._background]
+        for part in parts:
+            part.cancel()
+        if self._keeper.is_alive():
+            self._keeper.halt()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(AT_ONCE):
+                await self._executor.close(within=0)
+                await self._registration.close()
+                closing = (c.close() for c in (self._conn, self._side, self._upkeep))
+                await asyncio.gather(*parts, *closing, return_exceptions=True)

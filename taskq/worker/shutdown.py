@@ -2,13 +2,15 @@
 
 The first signal drains: nothing more is claimed, bodies go on, lease and cancels are still served. What still runs when
 the grace is over is interrupted and handed back without using an attempt. A second signal, at least a second later,
-ends the grace at once. Functions in threads cannot be stopped; a process that leaves some behind must end at once.
+ends the grace at once. Functions in threads cannot be stopped, nor can coroutines that swallow their cancellation; a
+process that leaves some behind must be gone before another worker may start their jobs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -39,6 +41,8 @@ PATIENCE = 1.0
 """Seconds that bodies which were told to stop are waited for, before the process ends without them."""
 ABANDON_DELAY = 3.0
 """Seconds after which a body that was left running may start elsewhere: this process must be gone by then."""
+GONE_WITHIN = ABANDON_DELAY - 1.0
+"""Seconds after the first sending of such a hand-back at which the process is ended, whatever the database does."""
 LAST_WORDS = 2.0
 """Seconds that the database gets for each courtesy at the end."""
 
@@ -56,6 +60,8 @@ class Shutdown:
         counts: What is counted.
         grace: Seconds that bodies get to end after the first signal.
         flush_within: Seconds that the database gets to confirm what has ended.
+        on_abandoned: Ends the process with the exit code that it is given, from any thread; None where the caller of
+            the worker sees to it.
     """
 
     def __init__(
@@ -70,6 +76,7 @@ class Shutdown:
         counts: Counts,
         grace: float,
         flush_within: float,
+        on_abandoned: Callable[[int], object] | None = None,
     ) -> None:
         self._sql = queries
         self._conn = conn
@@ -80,6 +87,7 @@ class Shutdown:
         self._counts = counts
         self._grace = grace
         self._flush_within = flush_within
+        self._on_abandoned = on_abandoned
         self._loop = asyncio.get_running_loop()
         self._abandoned: set[tuple[UUID, int]] = set()
 
@@ -103,16 +111,15 @@ class Shutdown:
             executor.interrupt_all("shutdown")
             await self._bodies_end(PATIENCE)
         flushed = await self.flush() and await self._release_strays()
+        telling.cancel()
+        code = EXIT_OK if flushed else EXIT_NOT_FLUSHED
         if executor.busy:
             # Last, since from now on another worker may start them.
-            for run in list(executor.running.values()):
-                self._abandon(run)
-            flushed = await self.flush() and flushed
-        telling.cancel()
-        return EXIT_OK if flushed else EXIT_NOT_FLUSHED
+            return await self._leave_behind(list(executor.running.values()), code)
+        return code
 
-    async def until_stuck(self) -> None:
-        """Return once nothing is left but threads that have outlived their timeout, with their ends in the outbox."""
+    async def until_stuck(self) -> int:
+        """Return the exit code once nothing is left but threads that have outlived their timeout, and cannot end."""
         since: float | None = None
         while True:
             await asyncio.sleep(TICK)
@@ -133,10 +140,9 @@ class Shutdown:
                 )
             self._exchanger.block("stuck")
             if self._executor.busy == len(stuck) and not self._exchanger.in_flight:
-                if await self.flush():
-                    for run in stuck:
-                        self._abandon(run)
-                return
+                if not await self.flush():
+                    return EXIT_NOT_FLUSHED
+                return await self._leave_behind(stuck, EXIT_STUCK)
 
     async def flush(self) -> bool:
         """Wait until every end is confirmed and no claim is on its way; False when the database does not answer."""
@@ -184,6 +190,23 @@ class Shutdown:
             wait.cancel()
         return not self._executor.busy
 
+    async def _leave_behind(self, runs: Iterable[Running], code: int) -> int:
+        """End attempts whose bodies cannot be stopped, and with them the process, if that is ours to end.
+
+        A timer of its own thread ends it when database or loop stall: it is armed before anything is sent.
+        """
+        if self._on_abandoned is not None:
+            timer = threading.Timer(GONE_WITHIN, self._on_abandoned, (EXIT_NOT_FLUSHED,))
+            timer.daemon = True
+            timer.start()
+        for run in runs:
+            self._abandon(run)
+        if not await self.flush():
+            code = EXIT_NOT_FLUSHED
+        if self._on_abandoned is not None:
+            self._on_abandoned(code)
+        return code
+
     def _abandon(self, run: Running) -> None:
         """End an attempt whose body cannot be stopped: timed out if it has outlived its timeout, else handed back."""
         claim = run.claim
@@ -192,7 +215,6 @@ class Shutdown:
         self._abandoned.add((claim.job_id, claim.claim_epoch))
         decided = decide(claim, run.policy, Interrupted("timeout" if timed_out else "shutdown"))
         decided = replace(decided, delay=max(decided.delay, ABANDON_DELAY))
-        report(self._counts, claim, decided)
-        end = make_end(claim, decided)
-        self._outbox.put(end)
+        self._outbox.put(make_end(claim, decided))
         self._exchanger.nudge()
+        report(self._counts, claim, decided)

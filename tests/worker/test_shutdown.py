@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from contextlib import suppress
 
 import asyncpg
 import pytest
@@ -11,6 +13,8 @@ from proxy import proxy
 from worker_kit import Gates, RunWorker, outcomes, status_of
 
 from taskq import TaskQ
+from taskq.worker import Worker, WorkerOptions
+from taskq.worker.shutdown import GONE_WITHIN, PATIENCE
 
 pytestmark = pytest.mark.anyio
 
@@ -83,3 +87,60 @@ async def test_outcomes_that_could_not_be_told_are_an_exit_code(
             await gates.until_reached()
             way.cut()
             gates.open()
+
+
+async def test_a_worker_returns_promptly_from_bodies_that_swallow_their_cancellation(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates
+) -> None:
+    over = asyncio.Event()
+
+    @app.task
+    async def deaf() -> None:
+        gates.reached.append("gate")
+        while not over.is_set():
+            with suppress(asyncio.CancelledError):
+                await over.wait()
+
+    try:
+        async with run_worker(grace=0) as worker:
+            job = await deaf.enqueue()
+            await gates.until_reached()
+            start = time.monotonic()
+        assert time.monotonic() - start < PATIENCE + 1.5
+        assert worker.has_abandoned
+        assert await outcomes(aconn, job.id) == ["released"]
+    finally:
+        over.set()
+
+
+async def test_a_blocked_loop_does_not_keep_a_process_whose_bodies_were_left_behind(
+    app: TaskQ, dsn: str, gates: Gates
+) -> None:
+    calls: list[tuple[float, int]] = []
+    blocked_at = 0.0
+
+    @app.task
+    async def blocks() -> None:
+        nonlocal blocked_at
+        gates.reached.append("gate")
+        while not worker.has_abandoned:
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        blocked_at = time.monotonic()
+        while not calls and time.monotonic() < blocked_at + 10:
+            time.sleep(0.01)
+
+    worker = Worker(
+        app.tasks,
+        dsn,
+        options=WorkerOptions(grace=0, lease=30),
+        on_abandoned=lambda code: calls.append((time.monotonic(), code)),
+    )
+    run = asyncio.create_task(worker.run())
+    await asyncio.wait_for(worker.ready.wait(), 10)
+    await blocks.enqueue()
+    await gates.until_reached()
+    worker.stop()
+    await asyncio.wait_for(run, 20)
+    assert calls[0][1] == 1
+    assert calls[0][0] - blocked_at < GONE_WITHIN + 0.5
