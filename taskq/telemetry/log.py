@@ -10,6 +10,7 @@ import json
 import logging
 import sys
 from collections.abc import MutableMapping
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 import structlog
@@ -32,6 +33,26 @@ def _to_record(_: Any, __: str, event: MutableMapping[str, Any]) -> dict[str, An
     return {"msg": text, "extra": {**extra, "event": name, "fields": fields}, "exc_info": exc_info}
 
 
+class _Telling(structlog.stdlib.BoundLogger):
+    """Never raises: what handlers, filters and record factories of the application do is no reason to stop working."""
+
+    def _proxy_to_logger(self, method_name: str, event: str | None = None, *event_args: str, **event_kw: Any) -> Any:
+        try:
+            try:
+                args, kw = self._process_event(method_name, event, event_kw)
+            except structlog.DropEvent:
+                return
+            try:
+                getattr(self._logger, method_name)(*args, **kw)
+            except KeyError:
+                # An attribute that the application's record factory sets has the name of a field, maybe.
+                getattr(self._logger, method_name)(*args, **{k: v for k, v in kw.items() if k != "extra"})
+        except Exception as exc:
+            with suppress(Exception):
+                assert sys.__stderr__ is not None
+                sys.__stderr__.write(f"taskq: {event} could not be logged: {type(exc).__name__}\n")
+
+
 def get_logger(name: str, **fields: Any) -> structlog.stdlib.BoundLogger:
     """A logger for events of one part, such as ``worker``, with fields bound to each.
 
@@ -42,7 +63,7 @@ def get_logger(name: str, **fields: Any) -> structlog.stdlib.BoundLogger:
     logger = structlog.wrap_logger(
         logging.getLogger(f"{ROOT}.{name}"),
         processors=[structlog.stdlib.filter_by_level, _to_record],
-        wrapper_class=structlog.stdlib.BoundLogger,
+        wrapper_class=_Telling,
         cache_logger_on_first_use=True,
     )
     return cast(structlog.stdlib.BoundLogger, logger.bind(**fields) if fields else logger)

@@ -138,15 +138,16 @@ class Registration:
             if sent_when_seen is None or 0 < self._exchanger.in_flight <= sent_when_seen:
                 self._unmatched[key] = self._exchanger.started if sent_when_seen is None else sent_when_seen
             else:
-                log.warning("job.claim_without_body", job_id=key[0], claim_epoch=key[1], action="released")
                 self._exchanger.release(renewal.worker_id, *key)
+                log.warning("job.claim_without_body", job_id=key[0], claim_epoch=key[1], action="released")
 
     def _lost(self, status: str) -> None:
         if self._anew is not None and not self._anew.done():
             return
-        log.error("worker.lease_taken", worker_id=self.worker_id, status=status, bodies=self._executor.busy)
+        bodies = self._executor.busy
         self._exchanger.block("registering")
         self._executor.interrupt_all("lease")
+        log.error("worker.lease_taken", worker_id=self.worker_id, status=status, bodies=bodies)
         self._anew = asyncio.get_running_loop().create_task(self._register_anew(), name="taskq-register-anew")
 
     async def _register_anew(self) -> None:

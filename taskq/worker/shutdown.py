@@ -176,8 +176,8 @@ class Shutdown:
         for row in await self._tell("renew"):
             key = (row["job_id"], row["claim_epoch"])
             if row["job_id"] is not None and key not in here and worker_id is not None:
-                log.warning("job.claim_without_body", job_id=key[0], claim_epoch=key[1], action="released")
                 self._exchanger.release(worker_id, *key)
+                log.warning("job.claim_without_body", job_id=key[0], claim_epoch=key[1], action="released")
         return await self.flush()
 
     async def _bodies_end(self, within: float, until: asyncio.Event | None = None) -> bool:
@@ -211,10 +211,10 @@ class Shutdown:
         """End an attempt whose body cannot be stopped: timed out if it has outlived its timeout, else handed back."""
         claim = run.claim
         timed_out = run.interrupt == "timeout"
-        log.warning("job.abandoned", job_id=claim.job_id, task=claim.task, timed_out=timed_out)
         self._abandoned.add((claim.job_id, claim.claim_epoch))
         decided = decide(claim, run.policy, Interrupted("timeout" if timed_out else "shutdown"))
         decided = replace(decided, delay=max(decided.delay, ABANDON_DELAY))
         self._outbox.put(make_end(claim, decided))
         self._exchanger.nudge()
+        log.warning("job.abandoned", job_id=claim.job_id, task=claim.task, timed_out=timed_out)
         report(self._counts, claim, decided)
