@@ -34,9 +34,10 @@ class Raised:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The worker stopped the body, and it has ended."""
+    """The worker stopped the body, and it has ended; or it had not started."""
 
     by: Interrupt
+    started: bool = True
 
 
 BodyEnd = Returned | Raised | Interrupted

@@ -64,6 +64,8 @@ class Executor:
         tasks: The tasks that this worker knows, by name.
         concurrency: How many bodies run at once.
         on_end: Called in the loop with the claim, its policy and how the body ended.
+        may_start: Asked before each body whether the lease still holds: after a suspended machine or a stopped process
+            the loop goes on where it was, and claims may long be another worker's.
     """
 
     def __init__(
@@ -71,10 +73,12 @@ class Executor:
         tasks: dict[str, Task[..., Any]],
         concurrency: int,
         on_end: Callable[[Claim, ExecutionPolicy, BodyEnd], None],
+        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         self._tasks = tasks
         self._concurrency = concurrency
         self._on_end = on_end
+        self._may_start = may_start
         self._ready: deque[tuple[Claim, ExecutionPolicy]] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._baton = False
@@ -229,6 +233,9 @@ class Executor:
             await self._run(me, claim, policy, now)
 
     async def _run(self, me: asyncio.Task[None], claim: Claim, policy: ExecutionPolicy, now: float) -> None:
+        if not self._may_start():
+            self._on_end(claim, policy, Interrupted("lease", started=False))
+            return
         task = self._tasks[claim.task]
         context = JobContext(
             job_id=claim.job_id,

@@ -187,7 +187,7 @@ class Worker:
         self._side = Connection(self._dsn, "taskq side", timeout=patience)
         self._upkeep = Connection(self._dsn, "taskq maintenance", timeout=120)
         self._outbox = Outbox()
-        self._executor = Executor(self._tasks, options.concurrency, self._ended)
+        self._executor = Executor(self._tasks, options.concurrency, self._ended, self._may_start)
         self._exchanger = Exchanger(
             queries=self._sql,
             conn=self._conn,
@@ -333,6 +333,9 @@ class Worker:
         self._outbox.put(make_end(claim, decided))
         self._exchanger.nudge()
         report(self.counts, claim, decided)
+
+    def _may_start(self) -> bool:
+        return self._keeper.remaining > 0
 
     async def _tick(self) -> None:
         while True:

@@ -72,6 +72,26 @@ async def bench_of(anyio_backend: str) -> AsyncIterator[BenchOf]:
         await bench.executor.close()
 
 
+async def test_no_body_starts_once_the_lease_is_over(local_app: TaskQ) -> None:
+    holds = True
+    ran: list[int] = []
+
+    @local_app.task
+    async def freezes() -> None:
+        nonlocal holds
+        ran.append(1)
+        holds = False
+
+    bench = Bench(local_app, 2)
+    bench.executor._may_start = lambda: holds
+    first, second, third = (bench.put("freezes") for _ in range(3))
+    assert await bench.end_of(third) == Interrupted("lease", started=False)
+    assert bench.ends[second] == Interrupted("lease", started=False)
+    assert bench.ends[first] == Returned("null")
+    assert (len(ran), bench.executor.busy, bench.executor.waiting) == (1, 0, 0)
+    await bench.executor.close()
+
+
 @pytest.fixture
 def local_app() -> TaskQ:
     """An app whose tasks are run without a database."""
