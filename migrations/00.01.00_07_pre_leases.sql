@@ -125,7 +125,8 @@ $$;
 comment on function {{schema}}.mark_lost(integer) is
   'Declares workers lost whose lease has run out; returns them. FOR UPDATE waits for no claim: a worker that is just claiming is skipped and found at the next round.';
 
-create function {{schema}}.settle_lost(p_limit integer default 200) returns table (job_id uuid, settled text)
+-- One row that cannot be settled must not keep the others: it is answered with its SQLSTATE, and left out by p_skip.
+create function {{schema}}.settle_lost(p_limit integer default 200, p_skip uuid[] default '{}') returns table (job_id uuid, settled text)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now timestamptz;
@@ -134,40 +135,46 @@ declare
 begin
   for v_job in
     select j.* from {{schema}}.jobs j
-     where j.claimed_by is not null and j.status = 'running'
+     where j.claimed_by is not null and j.status = 'running' and j.id <> all(p_skip)
        and not exists (select from {{schema}}.workers w where w.id = j.claimed_by and w.status in ('live', 'draining'))
      order by j.id limit p_limit for update of j skip locked
   loop
-    v_now := {{schema}}.now();
     job_id := v_job.id;
-    select coalesce((p.spec->>'max_recoveries')::integer, 10) into v_max from {{schema}}.policies p where p.id = v_job.policy_id;
-    if v_job.effect_class = 'side_effecting' and v_job.effect_started_at is not null
-       or v_job.effect_class <> 'pure' and v_job.cancel_requested_at is not null then
-      update {{schema}}.jobs j set status = 'unknown' where j.id = v_job.id;
-      settled := 'unknown';
-    elsif v_job.cancel_requested_at is not null then
-      perform {{schema}}.finish(v_job, 'cancelled', 'lost', null,
-        jsonb_build_object('type', 'Cancelled', 'message', 'cancelling was requested and its worker was lost', 'worker_id', v_job.claimed_by));
-      settled := 'cancelled';
-    elsif v_job.recoveries + 1 > coalesce(v_max, 10) then
-      v_job.recoveries := v_job.recoveries + 1;
-      perform {{schema}}.finish(v_job, 'failed', 'lost', null, jsonb_build_object('type', 'RecoveryExhausted',
-        'message', format('its worker was lost %s times, the limit is %s', v_job.recoveries, coalesce(v_max, 10)), 'worker_id', v_job.claimed_by));
-      settled := 'failed';
-    else
-      insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
-        values (v_job.id, v_now, v_job.claimed_at, v_job.claim_epoch, v_job.claimed_by, v_job.effect_started_at, v_job.attempt, v_job.generation,
-                'lost', jsonb_build_object('type', 'WorkerLost', 'message', 'the lease of its worker ran out', 'worker_id', v_job.claimed_by));
-      update {{schema}}.jobs j set status = 'pending', claimed_by = null, claimed_at = null, effect_started_at = null, recoveries = j.recoveries + 1
-        where j.id = v_job.id;
-      perform {{schema}}.wake(array[v_job.queue]);
-      settled := 'pending';
-    end if;
+    begin
+      v_now := {{schema}}.now();
+      select coalesce(case jsonb_typeof(p.spec->'max_recoveries') when 'number'
+          then least(greatest((p.spec->>'max_recoveries')::numeric, 0), 2147483647)::integer end, 10)
+        into v_max from {{schema}}.policies p where p.id = v_job.policy_id;
+      if v_job.effect_class = 'side_effecting' and v_job.effect_started_at is not null
+         or v_job.effect_class <> 'pure' and v_job.cancel_requested_at is not null then
+        update {{schema}}.jobs j set status = 'unknown' where j.id = v_job.id;
+        settled := 'unknown';
+      elsif v_job.cancel_requested_at is not null then
+        perform {{schema}}.finish(v_job, 'cancelled', 'lost', null,
+          jsonb_build_object('type', 'Cancelled', 'message', 'cancelling was requested and its worker was lost', 'worker_id', v_job.claimed_by));
+        settled := 'cancelled';
+      elsif v_job.recoveries + 1 > coalesce(v_max, 10) then
+        v_job.recoveries := v_job.recoveries + 1;
+        perform {{schema}}.finish(v_job, 'failed', 'lost', null, jsonb_build_object('type', 'RecoveryExhausted',
+          'message', format('its worker was lost %s times, the limit is %s', v_job.recoveries, coalesce(v_max, 10)), 'worker_id', v_job.claimed_by));
+        settled := 'failed';
+      else
+        insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
+          values (v_job.id, v_now, v_job.claimed_at, v_job.claim_epoch, v_job.claimed_by, v_job.effect_started_at, v_job.attempt, v_job.generation,
+                  'lost', jsonb_build_object('type', 'WorkerLost', 'message', 'the lease of its worker ran out', 'worker_id', v_job.claimed_by));
+        update {{schema}}.jobs j set status = 'pending', claimed_by = null, claimed_at = null, effect_started_at = null, recoveries = j.recoveries + 1
+          where j.id = v_job.id;
+        perform {{schema}}.wake(array[v_job.queue]);
+        settled := 'pending';
+      end if;
+    exception when others then
+      settled := 'error: ' || sqlstate;
+    end;
     return next;
   end loop;
 end $$;
-comment on function {{schema}}.settle_lost(integer) is
-  'Settles up to p_limit claims whose worker is lost or absent, by effect class: back to pending, cancelled, unknown, or failed once its recoveries are used up. Repeat until it returns nothing.';
+comment on function {{schema}}.settle_lost(integer, uuid[]) is
+  'Settles up to p_limit claims whose worker is lost or absent, by effect class: back to pending, cancelled, unknown, or failed once its recoveries are used up. Answers error and the SQLSTATE for one that it could not settle, which stays as it was. Repeat, with those in p_skip, until it returns nothing.';
 
 -- The one way out of jobs for what is not ended by its own worker. The caller has locked the row.
 create function {{schema}}.finish(p_job {{schema}}.jobs, p_status text, p_outcome text, p_result jsonb, p_error jsonb) returns void
@@ -186,28 +193,41 @@ end $$;
 comment on function {{schema}}.finish({{schema}}.jobs, text, text, jsonb, jsonb) is
   'Moves a locked job to history with this status; its open attempt, if any, gets this outcome. Used by cancel, resolve, the sweeps and settle_lost.';
 
-create function {{schema}}.sweep(p_limit integer default 500) returns integer
+create function {{schema}}.sweep(p_limit integer default 500, p_skip uuid[] default '{}') returns table (job_id uuid, settled text)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_job {{schema}}.jobs;
-  v_n integer := 0;
 begin
   for v_job in
     select j.* from {{schema}}.jobs j where j.deadline is not null and j.status in ('pending', 'held') and j.deadline <= {{schema}}.now()
+       and j.id <> all(p_skip)
      order by j.deadline, j.id limit p_limit for update skip locked
   loop
-    perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'DeadlineExceeded', 'message', 'it had not started by its deadline', 'deadline', v_job.deadline));
-    v_n := v_n + 1;
+    job_id := v_job.id;
+    begin
+      perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'DeadlineExceeded', 'message', 'it had not started by its deadline', 'deadline', v_job.deadline));
+      settled := 'failed';
+    exception when others then
+      settled := 'error: ' || sqlstate;
+    end;
+    return next;
   end loop;
   for v_job in
-    select j.* from {{schema}}.jobs j where j.status = 'pending' and j.attempt >= j.max_attempts order by j.id limit p_limit for update skip locked
+    select j.* from {{schema}}.jobs j where j.status = 'pending' and j.attempt >= j.max_attempts and j.id <> all(p_skip)
+     order by j.id limit p_limit for update skip locked
   loop
-    perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'AttemptsExhausted', 'message', format('it has used %s of %s attempts', v_job.attempt, v_job.max_attempts)));
-    v_n := v_n + 1;
+    job_id := v_job.id;
+    begin
+      perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'AttemptsExhausted', 'message', format('it has used %s of %s attempts', v_job.attempt, v_job.max_attempts)));
+      settled := 'failed';
+    exception when others then
+      settled := 'error: ' || sqlstate;
+    end;
+    return next;
   end loop;
-  return v_n;
 end $$;
-comment on function {{schema}}.sweep(integer) is 'Ends waiting jobs whose deadline has passed or whose attempts are used up. Returns how many; repeat until 0.';
+comment on function {{schema}}.sweep(integer, uuid[]) is
+  'Ends waiting jobs whose deadline has passed or whose attempts are used up, and returns them. Answers error and the SQLSTATE for one that it could not end. Repeat, with those in p_skip, until it returns nothing.';
 
 create function {{schema}}.prune(p_limit integer default 1000) returns integer
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

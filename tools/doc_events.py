@@ -18,6 +18,7 @@ LOGGERS = ("log", "_log", "get_logger")
 MEANING = {
     "database.refused": "the database answers and refuses; tried again, with growing pauses",
     "database.unavailable": "a connection failed; tried again, with growing pauses up to a few seconds",
+    "duty.failed": "one duty of the leader failed; the others go on, and it is tried again at the next turn",
     "embedded.joined": "another process had started the embedded PostgreSQL",
     "embedded.not_stopped": "the embedded PostgreSQL could not be stopped",
     "embedded.settings_kept": "the embedded PostgreSQL runs with other settings, which stay",
@@ -30,6 +31,7 @@ MEANING = {
     "job.end_not_decided": "a defect: the end of a body could not be judged; it is recorded as a failure",
     "job.failed": "the job failed for good",
     "job.fenced_out": "an end changed nothing: the job had been taken away",
+    "job.not_settled": "the leader could not settle one job, which stays as it was; the others go on",
     "job.outcome_not_stored": "PostgreSQL refused an outcome; the job ends with a minimal failure",
     "job.released": "an attempt was handed back, no attempt used",
     "job.retry": "the body failed and is tried again",

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 
+from taskq import errors
 from taskq.telemetry import get_logger
 from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.lease import boot_clock
@@ -39,6 +40,7 @@ class Maintenance:
         self._conn = conn
         self._lease = lease
         self._looked_at: float | None = None
+        self._failures: dict[str, int] = {}
         self._prune_at = 0.0
         self._partitions_at = 0.0
         self.worker_id: UUID | None = None
@@ -70,22 +72,57 @@ class Maintenance:
         if not self.is_leader:
             return
         if not row["quiet"]:
-            for lost in await self._conn.fetch(self._sql["mark_lost"]):
-                log.warning("worker.lost", worker_id=lost["worker_id"])
+            await self._duty("mark_lost", self._mark_lost)
         # Also when nobody was just declared lost: a leader before may have died between the two.
-        while settled := await self._conn.fetch(self._sql["settle_lost"]):
-            for job in settled:
-                log.warning("job.settled", job_id=job["job_id"], became=job["settled"], reason="worker_lost")
-        while (await self._conn.fetch(self._sql["sweep"]))[0]["n"]:
-            pass
-        now = asyncio.get_running_loop().time()
-        if now >= self._prune_at:
-            while (await self._conn.fetch(self._sql["prune"]))[0]["n"]:
-                pass
+        await self._duty("settle_lost", self._settle_lost)
+        await self._duty("sweep", self._sweep)
+        now = boot_clock()
+        if now >= self._prune_at and await self._duty("prune", self._prune):
             self._prune_at = now + PRUNE_EVERY
-        if now >= self._partitions_at:
-            await self._partitions()
+        if now >= self._partitions_at and await self._duty("partitions", self._partitions):
             self._partitions_at = now + PARTITIONS_EVERY
+
+    async def _duty(self, name: str, do: Callable[[], Awaitable[None]]) -> bool:
+        """Do one duty; what the database refuses in one keeps none of the others from being done."""
+        try:
+            await do()
+        except (errors.DatabaseUnavailable, asyncpg.InterfaceError):
+            raise
+        except DATABASE_ERRORS as exc:
+            failures = self._failures[name] = self._failures.get(name, 0) + 1
+            if failures <= 3 or failures % 10 == 0:
+                error = f"{type(exc).__name__}: {exc}".splitlines()[0]
+                log.warning("duty.failed", duty=name, error=error, failures=failures)
+            return False
+        self._failures.pop(name, None)
+        return True
+
+    async def _mark_lost(self) -> None:
+        for lost in await self._conn.fetch(self._sql["mark_lost"]):
+            log.warning("worker.lost", worker_id=lost["worker_id"])
+
+    async def _settle_lost(self) -> None:
+        async for job_id, became in self._each("settle_lost"):
+            log.warning("job.settled", job_id=job_id, became=became, reason="worker_lost")
+
+    async def _sweep(self) -> None:
+        async for _ in self._each("sweep"):
+            pass
+
+    async def _each(self, query: str) -> AsyncIterator[tuple[UUID, str]]:
+        """What a bounded statement has settled, until it has nothing more; what it cannot settle is left out."""
+        failed: list[UUID] = []
+        while rows := await self._conn.fetch(self._sql[query], failed):
+            for row in rows:
+                if row["settled"].startswith("error: "):
+                    failed.append(row["job_id"])
+                    log.error("job.not_settled", job_id=row["job_id"], duty=query, sqlstate=row["settled"][7:])
+                else:
+                    yield row["job_id"], row["settled"]
+
+    async def _prune(self) -> None:
+        while (await self._conn.fetch(self._sql["prune"]))[0]["n"]:
+            pass
 
     async def _look(self, worker_id: UUID) -> Any:
         """Look at the leader's row; a look that comes late must not pass for a step of the database's clock."""

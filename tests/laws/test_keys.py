@@ -73,12 +73,12 @@ def cancel_running(conn: Conn, job: UUID) -> None:
 
 def miss_deadline(conn: Conn, job: UUID) -> None:
     conn.execute("update taskq.jobs set deadline = taskq.now() where id = %s", (job,))
-    assert one(conn, "select taskq.sweep()") == 1
+    assert one(conn, "select count(*) from taskq.sweep()") == 1
 
 
 def use_up(conn: Conn, job: UUID) -> None:
     conn.execute("update taskq.jobs set max_attempts = 1, attempt = 1 where id = %s", (job,))
-    assert one(conn, "select taskq.sweep()") == 1
+    assert one(conn, "select count(*) from taskq.sweep()") == 1
 
 
 def run_out_of_recoveries(conn: Conn, job: UUID) -> None:

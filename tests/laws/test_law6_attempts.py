@@ -218,7 +218,7 @@ def test_used_up_jobs_do_not_eat_the_quota_of_a_claim_and_are_swept(conn: Conn) 
     ordinary = [enqueue(conn, priority=9) for _ in range(5)]
     claimed = claim(conn, worker, 5, lanes=[("q", 9), ("q", 5)])
     assert {row["job_id"] for row in claimed} == set(ordinary)
-    assert one(conn, "select taskq.sweep(3)") == 3
-    assert one(conn, "select taskq.sweep()") == 2
+    assert one(conn, "select count(*) from taskq.sweep(3)") == 3
+    assert one(conn, "select count(*) from taskq.sweep()") == 2
     for job in used_up:
         assert (get(conn, job)["status"], get(conn, job)["error"]["type"]) == ("failed", "AttemptsExhausted")

@@ -21,6 +21,7 @@ from sql import (
     get,
     lose,
     one,
+    policy,
     register,
     rows,
     running,
@@ -183,6 +184,63 @@ def test_workers_that_ended_long_ago_are_forgotten_unless_a_job_names_them(conn:
     assert one(conn, "select taskq.prune()") == 1
     assert {row["id"] for row in rows(conn, "select id from taskq.workers")} >= {worker}
     assert one(conn, "select count(*) from taskq.workers where id = %s", gone) == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "after_one_loss"),
+    [
+        (0, "failed"),
+        (1, "pending"),
+        (-3e9, "failed"),
+        (3e9, "pending"),
+        (1e300, "pending"),
+        ("many", "pending"),
+        ([], "pending"),
+    ],
+)
+def test_any_policy_row_tells_a_number_of_recoveries(conn: Conn, limit: object, after_one_loss: str) -> None:
+    policy(conn, "odd", max_recoveries=limit)
+    worker, job = running(conn, policy_id="odd")
+    lose(conn, worker)
+    assert settle(conn) == {job: after_one_loss}
+    assert violations(conn) == []
+
+
+def refuse_to_end(conn: Conn, job: UUID) -> None:
+    """A row that no function can settle: every write to it fails."""
+    conn.execute(
+        "create function public.refuse_it() returns trigger language plpgsql as"
+        " $$ begin raise exception using errcode = '22003'; end $$"
+    )
+    conn.execute(
+        f"create trigger refuse_it before update or delete on taskq.jobs for each row when (old.id = '{job}')"
+        " execute function public.refuse_it()"
+    )
+
+
+def test_a_claim_that_cannot_be_settled_keeps_no_other_from_it(conn: Conn) -> None:
+    worker = register(conn)
+    enqueue_many(conn, 5)
+    jobs = sorted(row["job_id"] for row in claim(conn, worker))
+    refuse_to_end(conn, jobs[1])
+    lose(conn, worker)
+    assert settle(conn, 3) == {jobs[0]: "pending", jobs[1]: "error: 22003", jobs[2]: "pending"}
+    left = rows(conn, "select * from taskq.settle_lost(3, %s)", [jobs[1]])
+    assert [(row["job_id"], row["settled"]) for row in left] == [(jobs[3], "pending"), (jobs[4], "pending")]
+    assert rows(conn, "select * from taskq.settle_lost(3, %s)", [jobs[1]]) == []
+    assert get(conn, jobs[1])["status"] == "running"
+    assert violations(conn) == []
+
+
+@pytest.mark.parametrize("why", ["deadline = '1999-01-01'", "attempt = max_attempts"])
+def test_a_job_that_cannot_be_swept_keeps_no_other_from_it(conn: Conn, why: str) -> None:
+    jobs = [row["job_id"] for row in enqueue_many(conn, 3)]
+    conn.execute(f"update taskq.jobs set {why}")
+    refuse_to_end(conn, jobs[0])
+    swept = {row["job_id"]: row["settled"] for row in rows(conn, "select * from taskq.sweep(2)")}
+    assert swept == {jobs[0]: "error: 22003", jobs[1]: "failed"}
+    assert [row["job_id"] for row in rows(conn, "select * from taskq.sweep(2, %s)", jobs[:1])] == [jobs[2]]
+    assert get(conn, jobs[0])["status"] == "pending"
 
 
 # The leader -----------------------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ CALLS = {
     "lead": "select * from taskq.lead(taskq.id_zero(), 'maintenance', 30)",
     "mark_lost": "select * from taskq.mark_lost()",
     "settle_lost": "select * from taskq.settle_lost()",
-    "sweep": "select taskq.sweep()",
+    "sweep": "select count(*) from taskq.sweep()",
     "prune": "select taskq.prune()",
     "ensure_partitions": "select taskq.ensure_partitions()",
     "drop_expired_partition": "select taskq.drop_expired_partition()",

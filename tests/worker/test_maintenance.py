@@ -183,3 +183,39 @@ async def test_workers_are_declared_lost_while_the_leaders_loop_is_blocked_now_a
         finally:
             blocking.cancel()
         assert await job.result(timeout=10) == 1
+
+
+async def test_what_one_duty_or_one_row_refuses_keeps_the_leader_from_nothing_else(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    @app.task(name="waits")
+    async def waits(n: int) -> int:
+        return n
+
+    refused, lost = [await waits.enqueue(n) for n in range(2)]
+    await lost_worker(aconn, 2)
+    late = await waits.using(run_in="1h", deadline="2h").enqueue(2)
+    await aconn.execute("update taskq.jobs set deadline = now() - interval '1 s' where id = $1", late.id)
+    await aconn.execute(
+        f"""create function public.refuse_it() returns trigger language plpgsql as
+              $$ begin raise exception using errcode = '22003'; end $$;
+            create trigger refuse_it before update or delete on taskq.jobs for each row when (old.id = '{refused.id}')
+              execute function public.refuse_it();
+            create trigger refuse_it before delete on taskq.unique_keys for each statement
+              execute function public.refuse_it();
+            drop table taskq.history_{await aconn.fetchval("select to_char(current_date + 3, 'YYYYMMDD')")}"""
+    )
+    async with run_worker(lease=1):
+        assert await lost.result(timeout=10) == 1
+        assert "DeadlineExceeded" in (await until_status(aconn, late.id, "failed"))["error"]
+        # Pruning fails, and what comes after it is done.
+        await aeventually(lambda: "prune" in [e["duty"] for e in events.of("duty.failed")])
+        made = "select count(*) from taskq.partitions where day = current_date + 3"
+
+        async def whole() -> bool:
+            return await aconn.fetchval(made) == 2
+
+        await aeventually(whole)
+        assert {(e["duty"], e["sqlstate"]) for e in events.of("job.not_settled")} == {("settle_lost", "22003")}
+        await aconn.execute("drop trigger refuse_it on taskq.jobs; drop trigger refuse_it on taskq.unique_keys")
+        assert await refused.result(timeout=10) == 0

@@ -314,8 +314,8 @@ FENCES: tuple[Guard, ...] = (
         "effect",
         "settle_lost: a cancelled pure job is not run again",
         "leases",
-        "elsif v_job.cancel_requested_at is not null then\n      perform {{schema}}.finish(v_job, 'cancelled', 'lost'",
-        "elsif false then\n      perform {{schema}}.finish(v_job, 'cancelled', 'lost'",
+        "elsif v_job.cancel_requested_at is not null then\n        perform {{schema}}.finish(v_job, 'cancelled', 'lost'",
+        "elsif false then\n        perform {{schema}}.finish(v_job, 'cancelled', 'lost'",
         LEASES + "test_claims_of_a_lost_or_absent_worker_are_settled_by_effect_class",
     ),
     # Lock, then decide

@@ -256,7 +256,7 @@ LAWS: tuple[Guard, ...] = (
         "ten recoveries unless said",
         "leases",
         (
-            ("coalesce((p.spec->>'max_recoveries')::integer, 10) into", "(p.spec->>'max_recoveries')::integer into"),
+            ("2147483647)::integer end, 10)", "2147483647)::integer end)"),
             ("elsif v_job.recoveries + 1 > coalesce(v_max, 10) then", "elsif v_job.recoveries + 1 > v_max then"),
         ),
         SIX + "test_without_a_limit_in_its_policy_a_job_is_recovered_ten_times",
@@ -297,8 +297,8 @@ LAWS: tuple[Guard, ...] = (
         "6",
         "sweep ends used-up jobs",
         "leases",
-        "where j.status = 'pending' and j.attempt >= j.max_attempts order",
-        "where false order",
+        "where j.status = 'pending' and j.attempt >= j.max_attempts and",
+        "where false and",
         SIX + "test_used_up_jobs_do_not_eat_the_quota_of_a_claim_and_are_swept",
     ),
     guard(
