@@ -11,13 +11,13 @@ import itertools
 import json
 import random
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from uuid import UUID
 
 import asyncpg
 
 from taskq.worker.claims import Claim, End
-from taskq.worker.disposition import Disposition
+from taskq.worker.disposition import Disposition, ReleaseReason, released
 
 BATCH = 500
 BATCH_BYTES = 8 * 1024 * 1024
@@ -103,9 +103,13 @@ class Outbox:
     """Ends that wait to be sent, oldest first, in batches of one worker id.
 
     After ``refused``, the halves of a batch are offered one by one until all of it has been sent.
+
+    Args:
+        why_released: Gives the reason to put on record for a claim that is handed back without having had a body.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, why_released: Callable[[], ReleaseReason] = lambda: "stale") -> None:
+        self._why_released = why_released
         self._ends: deque[End] = deque()
         self._halves: list[list[End]] = []
         self._unconfirmed: dict[tuple[UUID, int], End] = {}
@@ -129,6 +133,8 @@ class Outbox:
 
     def put(self, end: End) -> None:
         """Keep one end until it is confirmed."""
+        if end.outcome == "release" and end.error is None:
+            end.error = json.dumps(released(self._why_released(), False))
         self._ends.append(end)
         self._unconfirmed[(end.job_id, end.claim_epoch)] = end
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, Literal
 
 from taskq import errors
 from taskq.outcomes import RetryAfter, Snooze
@@ -40,6 +41,7 @@ class Interrupted:
     started: bool = True
 
 
+ReleaseReason = Literal["shutdown", "lease", "stale", "stopped"]
 BodyEnd = Returned | Raised | Interrupted
 
 
@@ -69,8 +71,8 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
     match end:
         case Returned(result):
             return Disposition("succeeded", result=result)
-        case Interrupted("shutdown" | "lease"):
-            return Disposition("release")
+        case Interrupted("shutdown" | "lease" as reason, started):
+            return Disposition("release", error=released(reason, started))
         case Interrupted("cancel") | Raised(errors.JobCancelled()):
             return Disposition("cancelled")
         case Interrupted(_):
@@ -100,6 +102,25 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
         case Raised(exc):
             return _failure(claim, policy, exc)
     raise AssertionError(end)
+
+
+_RELEASED: Final[Mapping[str, str]] = {
+    "shutdown": "its worker was asked to stop",
+    "lease": "its worker could not renew its lease in time",
+    "stale": "its worker had no slot for it in time, or had lost sight of it",
+    "stopped": "its worker had to stop for a body that could not be stopped",
+}
+
+
+def released(reason: ReleaseReason, body_started: bool) -> dict[str, Any]:
+    """What the record says about an attempt that was handed back."""
+    before = "after its body had started" if body_started else "before its body started"
+    return {
+        "type": "Released",
+        "message": f"handed back {before}: {_RELEASED[reason]}",
+        "body_started": body_started,
+        "reason": reason,
+    }
 
 
 def _failure(claim: Claim, policy: ExecutionPolicy, exc: BaseException) -> Disposition:

@@ -22,7 +22,7 @@ from taskq.version import CAPABILITY_LEVEL, __version__
 from taskq.worker.claims import Claim, Counts
 from taskq.worker.complete import Outbox, make_end
 from taskq.worker.connection import DATABASE_ERRORS, Connection
-from taskq.worker.disposition import BodyEnd, decide
+from taskq.worker.disposition import BodyEnd, ReleaseReason, decide
 from taskq.worker.exchange import Exchanger
 from taskq.worker.execute import Executor
 from taskq.worker.lease import LeaseKeeper, Progress, Renewal
@@ -186,7 +186,7 @@ class Worker:
         self._conn = Connection(self._dsn, "taskq exchange", timeout=patience, on_progress=self._progress.pool)
         self._side = Connection(self._dsn, "taskq side", timeout=patience)
         self._upkeep = Connection(self._dsn, "taskq maintenance", timeout=120)
-        self._outbox = Outbox()
+        self._outbox = Outbox(self._why_released)
         self._executor = Executor(self._tasks, options.concurrency, self._ended, self._may_start)
         self._exchanger = Exchanger(
             queries=self._sql,
@@ -333,6 +333,14 @@ class Worker:
         self._outbox.put(make_end(claim, decided))
         self._exchanger.nudge()
         report(self.counts, claim, decided)
+
+    def _why_released(self) -> ReleaseReason:
+        blocked = self._exchanger.is_blocked
+        if blocked("lease") or blocked("registering"):
+            return "lease"
+        if blocked("draining"):
+            return "shutdown"
+        return "stopped" if blocked("stuck") else "stale"
 
     def _may_start(self) -> bool:
         return self._keeper.remaining > 0

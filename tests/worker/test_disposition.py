@@ -22,8 +22,8 @@ CANCELLED = errors.JobCancelled(UUID(int=1))
 CASES: list[tuple[str, dict[str, Any], BodyEnd, str, str | None, float]] = [
     # what, counters at the claim, how the body ended, outcome, type of the error on record, delay
     ("returned", {}, Returned("1"), "succeeded", None, 0),
-    ("shutdown", {}, Interrupted("shutdown"), "release", None, 0),
-    ("lease", {}, Interrupted("lease"), "release", None, 0),
+    ("shutdown", {}, Interrupted("shutdown"), "release", "Released", 0),
+    ("lease", {}, Interrupted("lease"), "release", "Released", 0),
     ("cancel", {}, Interrupted("cancel"), "cancelled", None, 0),
     ("told to cancel", {}, Raised(CANCELLED), "cancelled", None, 0),
     ("timeout", {}, Interrupted("timeout"), "retry", "AttemptTimeout", 7),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import suppress
+from uuid import UUID
 
 import asyncpg
 import pytest
@@ -17,6 +19,15 @@ from taskq.worker import Worker, WorkerOptions
 from taskq.worker.shutdown import GONE_WITHIN, PATIENCE
 
 pytestmark = pytest.mark.anyio
+
+
+async def released_as(aconn: asyncpg.Connection, job: UUID) -> tuple[bool, str]:
+    """What the record says of the only attempt: whether its body had started, and why it was handed back."""
+    [row] = await aconn.fetch("select error from taskq.attempts where job_id = $1", job)
+    error = json.loads(row["error"])
+    assert error["type"] == "Released"
+    assert ("after" if error["body_started"] else "before") in error["message"]
+    return error["body_started"], error["reason"]
 
 
 async def test_claims_whose_answer_arrives_after_the_signal_are_handed_back(
@@ -40,6 +51,7 @@ async def test_claims_whose_answer_arrives_after_the_signal_are_handed_back(
     assert ran == []
     assert await status_of(aconn, job.id) == "pending"
     assert await outcomes(aconn, job.id) == ["released"]
+    assert await released_as(aconn, job.id) == (False, "shutdown")
     assert await aconn.fetchval("select status from taskq.workers") == "stopped"
 
 
@@ -109,6 +121,7 @@ async def test_a_worker_returns_promptly_from_bodies_that_swallow_their_cancella
         assert time.monotonic() - start < PATIENCE + 1.5
         assert worker.has_abandoned
         assert await outcomes(aconn, job.id) == ["released"]
+        assert await released_as(aconn, job.id) == (True, "shutdown")
     finally:
         over.set()
 
