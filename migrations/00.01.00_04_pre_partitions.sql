@@ -31,6 +31,18 @@ end $$;
 comment on function {{schema}}.ensure_partitions(date, date) is
   'Makes the daily partitions of history and ledger that are missing, from yesterday to partitions_ahead days ahead unless said otherwise. Returns how many it made.';
 
+create function {{schema}}.ensure_today() returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_day text := to_char({{schema}}.now() at time zone 'UTC', 'YYYYMMDD');
+begin
+  if to_regclass(format('%I.%I', '{{schema}}', 'history_' || v_day)) is null or to_regclass(format('%I.%I', '{{schema}}', 'ledger_' || v_day)) is null then
+    perform {{schema}}.ensure_partitions();
+  end if;
+end $$;
+comment on function {{schema}}.ensure_today() is
+  'Makes partitions if that of today is missing, which is so when no worker has run for days. Called by what operators call, before it takes any lock.';
+
 create view {{schema}}.partitions as
   select p.relname::text as parent, c.relname::text as name, to_date(right(c.relname::text, 8), 'YYYYMMDD') as day
     from pg_inherits i join pg_class c on c.oid = i.inhrelid join pg_class p on p.oid = i.inhparent

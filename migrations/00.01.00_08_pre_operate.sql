@@ -15,6 +15,7 @@ declare
   v_job {{schema}}.jobs;
   v_answer text;
 begin
+  perform {{schema}}.ensure_today();
   -- A job may move between the two tables while we look; after a few rounds the answer is what the last one saw.
   for i in 1 .. 5 loop
     select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
@@ -56,6 +57,7 @@ declare
   v_now timestamptz;
   v_holder uuid;
 begin
+  perform {{schema}}.ensure_today();
   -- It may be reopened by somebody else while we wait for its row in history: then look again.
   for i in 1 .. 5 loop
     select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
@@ -122,6 +124,7 @@ declare
   v_now timestamptz;
   v_answer text;
 begin
+  perform {{schema}}.ensure_today();
   select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
   if not found then
     raise exception using errcode = case when exists (select from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day') then 'WF012' else 'WF011' end,

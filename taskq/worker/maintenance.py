@@ -43,6 +43,7 @@ class Maintenance:
         self._failures: dict[str, int] = {}
         self._prune_at = 0.0
         self._partitions_at = 0.0
+        self._retention_at = 0.0
         self.worker_id: UUID | None = None
         self.is_leader = False
 
@@ -71,16 +72,19 @@ class Maintenance:
             log.info("leader.taken" if self.is_leader else "leader.lost", worker_id=worker_id)
         if not self.is_leader:
             return
+        now = boot_clock()
+        # First: without the partition of today nothing below can end a job.
+        if now >= self._partitions_at and await self._duty("partitions", self._partitions):
+            self._partitions_at = now + PARTITIONS_EVERY
         if not row["quiet"]:
             await self._duty("mark_lost", self._mark_lost)
         # Also when nobody was just declared lost: a leader before may have died between the two.
         await self._duty("settle_lost", self._settle_lost)
         await self._duty("sweep", self._sweep)
-        now = boot_clock()
         if now >= self._prune_at and await self._duty("prune", self._prune):
             self._prune_at = now + PRUNE_EVERY
-        if now >= self._partitions_at and await self._duty("partitions", self._partitions):
-            self._partitions_at = now + PARTITIONS_EVERY
+        if now >= self._retention_at and await self._duty("retention", self._retention):
+            self._retention_at = now + PARTITIONS_EVERY
 
     async def _duty(self, name: str, do: Callable[[], Awaitable[None]]) -> bool:
         """Do one duty; what the database refuses in one keeps none of the others from being done."""
@@ -116,6 +120,8 @@ class Maintenance:
             for row in rows:
                 if row["settled"].startswith("error: "):
                     failed.append(row["job_id"])
+                    # It may have been for want of a partition.
+                    self._partitions_at = 0.0
                     log.error("job.not_settled", job_id=row["job_id"], duty=query, sqlstate=row["settled"][7:])
                 else:
                     yield row["job_id"], row["settled"]
@@ -137,6 +143,8 @@ class Maintenance:
         made = (await self._conn.fetch(self._sql["ensure_partitions"]))[0]["n"]
         if made:
             log.info("partitions.made", n=made)
+
+    async def _retention(self) -> None:
         try:
             while (name := (await self._conn.fetch(self._sql["drop_expired_partition"]))[0]["name"]) is not None:
                 log.info("partition.dropped", name=name)

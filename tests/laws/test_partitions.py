@@ -20,11 +20,13 @@ from sql import (
     make_due,
     one,
     register,
+    resolve,
     retry,
     rows,
     running,
     sessions,
     shift_clock,
+    unknown,
     violations,
 )
 
@@ -181,3 +183,32 @@ def test_retention_waits_for_no_locked_job(dsn: str) -> None:
         assert one(conn, "select taskq.drop_expired_partition()").startswith("ledger")
         assert get(conn, job)["pruned_attempts"] == 1
         assert violations(conn) == []
+
+
+@pytest.mark.parametrize("call", ["cancel", "resolve", "resolve_pending", "retry"])
+def test_what_operators_call_makes_the_partition_of_today_where_no_worker_has_run_for_weeks(
+    conn: Conn, call: str
+) -> None:
+    control_clock(conn)
+    if call.startswith("resolve"):
+        _, job = unknown(conn)
+        conn.execute("update taskq.jobs set cancel_requested_at = null where %s", (call == "resolve_pending",))
+    else:
+        job = enqueue(conn)
+    if call == "retry":
+        assert cancel(conn, job) == "cancelled"
+    shift_clock(conn, "20 days")
+    if call == "retry":
+        assert retry(conn, job) == "reopened"
+        expected = "pending"
+    elif call == "cancel":
+        assert cancel(conn, job) == "cancelled"
+        expected = "cancelled"
+    else:
+        expected = "pending" if call == "resolve_pending" else "succeeded"
+        assert resolve(conn, job, call == "resolve") == expected
+    assert get(conn, job)["status"] == expected
+    today = one(conn, "select (taskq.now() at time zone 'UTC')::date")
+    assert today in days(conn, "history")
+    assert today in days(conn, "ledger")
+    assert violations(conn) == []

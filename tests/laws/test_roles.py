@@ -74,6 +74,7 @@ CALLS = {
     "sweep": "select count(*) from taskq.sweep()",
     "prune": "select taskq.prune()",
     "ensure_partitions": "select taskq.ensure_partitions()",
+    "ensure_today": "select taskq.ensure_today()",
     "drop_expired_partition": "select taskq.drop_expired_partition()",
     "cancel": "select taskq.cancel(taskq.id_zero())",
     "retry": "select taskq.retry(taskq.id_zero())",

@@ -219,3 +219,23 @@ async def test_what_one_duty_or_one_row_refuses_keeps_the_leader_from_nothing_el
         assert {(e["duty"], e["sqlstate"]) for e in events.of("job.not_settled")} == {("settle_lost", "22003")}
         await aconn.execute("drop trigger refuse_it on taskq.jobs; drop trigger refuse_it on taskq.unique_keys")
         assert await refused.result(timeout=10) == 0
+
+
+async def test_partitions_are_made_before_anything_needs_them(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    @app.task(name="waits", max_recoveries=0)
+    async def waits(n: int) -> int:
+        return n
+
+    lost = await waits.enqueue(0)
+    await lost_worker(aconn)
+    late = await waits.using(run_in="1h", deadline="2h").enqueue(1)
+    await aconn.execute("update taskq.jobs set deadline = now() - interval '1 s' where id = $1", late.id)
+    for (name,) in await aconn.fetch("select name from taskq.partitions"):
+        await aconn.execute(f"drop table taskq.{name}")
+    async with run_worker(lease=1):
+        assert "DeadlineExceeded" in (await until_status(aconn, late.id, "failed"))["error"]
+        assert "RecoveryExhausted" in (await until_status(aconn, lost.id, "failed"))["error"]
+    assert events.of("job.not_settled") == []
+    assert events.of("duty.failed") == []
