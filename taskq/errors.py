@@ -299,26 +299,34 @@ def describe(exc: BaseException) -> dict[str, str]:
     Never raises, whatever the exception's own methods do. What PostgreSQL cannot hold (NUL, lone surrogates) is
     replaced; a message is cut after 2,000 characters, of a traceback the last 8,000 are kept.
     """
-    record = {"type": _clean(type(exc).__name__, 200), "message": _clean(_said(exc), MAX_MESSAGE)}
-    with suppress(Exception):
+    record = {"type": _clean(_kind(exc), 200), "message": _clean(_said(exc), MAX_MESSAGE)}
+    # BaseException here and below: even a SystemExit of a property is no reason why a job cannot end.
+    with suppress(BaseException):
         if exc.__traceback__ is not None:
             told = "".join(traceback.format_exception(exc))
             record["traceback"] = _clean(told[-MAX_TRACEBACK:], MAX_TRACEBACK)
     return record
 
 
+def _kind(value: object) -> str:
+    """The name of a value's class, past anything that its metaclass makes of it."""
+    name: str = type.__dict__["__name__"].__get__(type(value))
+    return name
+
+
 def _said(exc: BaseException) -> str:
     try:
         return str(exc)
-    except BaseException as second:  # even SystemExit: a message is never the reason why a job cannot end
-        return f"(its message could not be read: {type(second).__name__})"
+    except BaseException as second:
+        return f"(its message could not be read: {_kind(second)})"
 
 
 def _clean(text: str, limit: int) -> str:
     try:
-        text = str.__str__(text) if len(text) <= limit else text[: limit - 1] + "…"
+        text = str.__str__(text)  # not a subclass with methods of its own
+        text = text if len(text) <= limit else text[: limit - 1] + "…"
         return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode("utf-8")
-    except Exception:
+    except BaseException:
         return "(unreadable)"
 
 

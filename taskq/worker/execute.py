@@ -269,7 +269,7 @@ class Executor:
             if run.interrupt is not None:
                 # Whatever a body raises while it is being stopped, it was stopped.
                 end = Interrupted(run.interrupt)
-            elif not isinstance(exc, asyncio.CancelledError):
+            elif not issubclass(type(exc), asyncio.CancelledError):  # isinstance asks the exception itself
                 end = Raised(exc)
             elif self._closing:
                 raise
@@ -282,12 +282,14 @@ class Executor:
         self.mean_seconds += (self._loop.time() - now - self.mean_seconds) * 0.05
         try:
             self._on_end(claim, policy, end)
-        except Exception as exc:
-            # A defect of ours; without an end the claim would be released and the body run again.
-            log.exception("job.end_not_decided", job_id=claim.job_id, task=claim.task)
-            self._on_end(
-                claim, policy, Raised(errors.TaskQError(f"its end could not be decided: {type(exc).__name__}"))
+        except BaseException as exc:
+            # A defect of ours, or of an exception that cannot even be looked at; without an end the claim would be
+            # released and the body run again.
+            why = errors.describe(exc)
+            log.error(
+                "job.end_not_decided", job_id=claim.job_id, task=claim.task, error=why["message"], kind=why["type"]
             )
+            self._on_end(claim, policy, Raised(errors.TaskQError(f"its end could not be decided: {why['type']}")))
         if me.cancelling():
             while me.cancelling():
                 me.uncancel()
