@@ -40,6 +40,7 @@ MEANING = {
     "job.settled": "the leader settled the claim of a lost worker",
     "job.snooze": "the body raised Snooze",
     "job.stranded": "a job that this worker may not claim; left to others",
+    "job.timeout_ignored": "a body goes on in spite of its timeout and holds its slot; it is cancelled again and again",
     "leader.lost": "another worker leads now",
     "leader.taken": "this worker leads: it looks after lost workers, partitions and retention",
     "lease.expiring": "renewal has failed for long; bodies are cancelled",

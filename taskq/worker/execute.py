@@ -34,6 +34,8 @@ SLICE = 0.005
 """Seconds that consumers run bodies inline before the loop gets a turn."""
 CLOSE_WITHIN = 1.0
 """Seconds that bodies get to end when the consumers are ended under them."""
+ASK_AGAIN = 5.0
+"""Seconds after which a body that goes on in spite of its timeout is cancelled again, each time."""
 SWEEP = 0.05
 """Seconds between looks for bodies past their timeout."""
 _RANK: Final[dict[Interrupt, int]] = {"cancel": 1, "timeout": 1, "shutdown": 2, "lease": 3}
@@ -43,7 +45,19 @@ _RANK: Final[dict[Interrupt, int]] = {"cancel": 1, "timeout": 1, "shutdown": 2, 
 class Running:
     """One body that runs: who runs it, since when, and why it is being stopped."""
 
-    __slots__ = ("claim", "context", "interrupt", "policy", "rank", "started", "task", "thread", "timed_out_at")
+    __slots__ = (
+        "asked_at",
+        "claim",
+        "context",
+        "deaf",
+        "interrupt",
+        "policy",
+        "rank",
+        "started",
+        "task",
+        "thread",
+        "timed_out_at",
+    )
 
     def __init__(self, claim: Claim, policy: ExecutionPolicy, context: JobContext, started: float) -> None:
         self.claim = claim
@@ -55,6 +69,8 @@ class Running:
         self.interrupt: Interrupt | None = None
         self.rank = 0
         self.timed_out_at: float | None = None
+        self.asked_at = 0.0
+        self.deaf = False
 
 
 class Executor:
@@ -150,6 +166,8 @@ class Executor:
         if by == "cancel":
             run.context.cancel_requested = True
         if _RANK[by] <= run.rank:
+            if run.deaf and run.task is not None:
+                run.task.cancel()
             return True
         run.rank = _RANK[by]
         if run.interrupt is None or (run.interrupt == "timeout" and by == "lease"):
@@ -337,14 +355,31 @@ class Executor:
         again = False
         for run in list(self.running.values()):
             timeout = run.policy.timeout
-            if timeout is None or run.interrupt is not None:
+            if timeout is None or run.interrupt not in (None, "timeout"):
                 continue
             again = True
-            if now - run.started >= timeout:
-                run.timed_out_at = now
+            if run.interrupt is None and now - run.started >= timeout:
+                run.timed_out_at = run.asked_at = now
                 self.interrupt(run.claim.job_id, "timeout")
+            elif run.interrupt is not None and not run.thread and now - run.asked_at >= ASK_AGAIN:
+                self._ask_again(run, now)
         if again and not self._closing:
             self._sweep_soon()
+
+    def _ask_again(self, run: Running, now: float) -> None:
+        """A coroutine that swallowed its timeout holds its slot: tell once, and cancel it again."""
+        run.asked_at = now
+        if run.task is not None:
+            run.task.cancel()
+        if not run.deaf:
+            run.deaf = True
+            log.warning(
+                "job.timeout_ignored",
+                job_id=run.claim.job_id,
+                task=run.claim.task,
+                timeout=run.policy.timeout,
+                seconds=round(now - run.started, 1),
+            )
 
 
 def job_in(frame: types.FrameType | None) -> Claim | None:
