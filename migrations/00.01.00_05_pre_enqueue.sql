@@ -58,6 +58,14 @@ begin
      or (p_idempotency_key is not null and coalesce(array_length(p_idempotency_key, 1), 0) <> v_n) then
     raise exception using errcode = 'WF009', message = 'the arrays of enqueue_many differ in length', hint = 'Give each job a spec, a payload and, where keys are used, a key or null.';
   end if;
+  if jsonb_typeof(p_specs) is distinct from 'array' or exists (
+       select from unnest(p_spec) as o(spec) where o.spec is null or o.spec not between 1 and jsonb_array_length(p_specs)) then
+    raise exception using errcode = 'WF009', message = 'a job of enqueue_many names a spec that is not there',
+      hint = 'p_specs is a JSON array; p_spec has for each job the number of its spec in it, counted from 1.';
+  end if;
+  if p_on_conflict is null or p_on_conflict not in ('existing', 'raise') then
+    raise exception using errcode = 'WF009', message = format('p_on_conflict of enqueue_many is %L', p_on_conflict), hint = 'Give existing or raise.';
+  end if;
   select s.*, s.n as spec into v_bad from (
     select row_number() over () as n, x.* from jsonb_to_recordset(p_specs)
       as x(task text, queue text, priority integer, max_attempts integer, effect_class text, policy_id text)) s

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 from sql import (
     End,
     attempts,
@@ -24,6 +25,7 @@ from sql import (
     make_due,
     one,
     policy,
+    refused,
     register,
     resolve,
     retry,
@@ -291,3 +293,27 @@ def test_an_unknown_job_keeps_its_key(conn: Conn) -> None:
     end(conn, worker, End(job, 1))
     assert holder(conn) is None
     assert attempts(conn, job) == [(1, "succeeded")]
+
+
+@pytest.mark.parametrize("numbers", [[0], [2], [-1], [None], [1, 2], [1, None]])
+@pytest.mark.parametrize("keys", [None, "k"])
+def test_a_job_that_names_no_spec_is_refused(conn: Conn, numbers: list[int | None], keys: str | None) -> None:
+    enqueue(conn)
+    before = dump(conn)
+    spec = [{"task": "t", "queue": "q", "max_attempts": 1, "effect_class": "pure", "policy_id": "p"}]
+    query = "select * from taskq.enqueue_many(%s, %s::int[], %s::text[], %s::text[])"
+    n = len(numbers)
+    unique = [f"{keys}{i}" for i in range(n)] if keys else None
+    assert refused(conn, query, Jsonb(spec), numbers, ["{}"] * n, unique) == "WF009"
+    assert refused(conn, query, Jsonb([]), numbers, ["{}"] * n, unique) == "WF009"
+    assert refused(conn, query, Jsonb({}), numbers, ["{}"] * n, unique) == "WF009"
+    assert refused(conn, query, None, numbers, ["{}"] * n, unique) == "WF009"
+    assert dump(conn) == before
+
+
+@pytest.mark.parametrize("how", ["replace", "RAISE", "", None])
+@pytest.mark.parametrize("key", ["k", None])
+def test_an_unknown_answer_to_a_conflict_is_refused(conn: Conn, how: str | None, key: str | None) -> None:
+    with pytest.raises(psycopg.Error) as caught:
+        enqueue_many(conn, unique=[key], on_conflict=how)  # type: ignore[arg-type]
+    assert caught.value.sqlstate == "WF009"
