@@ -217,7 +217,8 @@ class Using(TypedDict, total=False):
         tags: Words for finding jobs.
         meta: Data that travels with the job, apart from its arguments; at most 64 KiB as JSON.
         connection: The caller's own connection: the job commits or vanishes with its transaction. An asyncpg or
-            async psycopg connection for the async calls, a psycopg connection for the sync ones.
+            async psycopg connection for the async calls, a psycopg connection for the sync ones. What its driver raises
+            because it is closed, or its transaction has failed before, comes through as it is.
     """
 
     queue: str
