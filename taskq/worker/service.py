@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from taskq import errors, migrate
+from taskq.db.dsn import describe_dsn
 from taskq.db.queries import load
 from taskq.policy import FORMAT, ExecutionPolicy
 from taskq.tasks import Task
@@ -269,6 +270,7 @@ class Worker:
             queues=",".join(self._queues),
             tasks=len(self._tasks),
             concurrency=self.options.concurrency,
+            database=describe_dsn(self._dsn),
         )
         self.ready.set()
 
