@@ -73,13 +73,6 @@ def waits_in_thread(ctx: JobContext, gate: str = "gate", then: str = "succeed") 
 
 
 @app.task
-async def blocks(ctx: JobContext, seconds: float) -> None:
-    """Hold up the event loop."""
-    note("start", ctx)
-    time.sleep(seconds)
-
-
-@app.task
 async def deaf(ctx: JobContext, gate: str = "gate") -> str:
     """Wait at a gate, whatever is thrown at it."""
     note("start", ctx)

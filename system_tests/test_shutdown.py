@@ -148,24 +148,6 @@ async def test_a_thread_that_outlives_its_timeout_ends_the_process(
     assert row_of(dsn, later.id)["status"] == "pending"
 
 
-async def test_no_body_starts_after_a_freeze_that_outlasted_the_lease(
-    app: TaskQ, start_worker: StartWorker, journal: Journal
-) -> None:
-    jobs = [await app.get_task("blocks").enqueue(0.2) for _ in range(10)]
-    frozen = start_worker("frozen", ready=False, lease=1.5)
-    until(lambda: journal.of("start"))
-    frozen.signal(signal.SIGSTOP)
-    other = start_worker("other", lease=2)
-    until(lambda: "worker.lost" in other.log)
-    started = [n for _, n in journal.of("start")].count(1)
-    frozen.signal(signal.SIGCONT)
-    for job in jobs:
-        await job.result(timeout=20)
-    again = {job for job, epoch in journal.of("start") if epoch > 1}
-    assert again
-    assert [n for _, n in journal.of("start")].count(1) == started, "an attempt on record as lost has started"
-
-
 async def test_a_thread_that_runs_as_the_lease_ends_ends_the_process(
     app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import json
 import random
 import threading
 import time
@@ -25,6 +26,7 @@ from taskq.worker import execute
 from taskq.worker.claims import Claim
 from taskq.worker.disposition import BodyEnd, Interrupted, Raised, Returned
 from taskq.worker.execute import Executor
+from taskq.worker.lease import LeaseKeeper
 
 pytestmark = pytest.mark.anyio
 
@@ -118,6 +120,28 @@ async def test_no_body_starts_once_the_lease_is_over(local_app: TaskQ) -> None:
     assert bench.ends[first] == Returned("null")
     assert (len(ran), bench.executor.busy, bench.executor.waiting) == (1, 0, 0)
     await bench.executor.close()
+
+
+async def test_a_claim_that_outlasted_the_lease_is_handed_back_without_a_start(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LeaseKeeper, "remaining", property(lambda _: left))
+    left = -1.0
+    ran: list[int] = []
+
+    @app.task
+    async def runs(ctx: JobContext) -> None:
+        ran.append(ctx.claim_epoch)
+
+    async with run_worker():
+        job = await runs.enqueue()
+        await aeventually(lambda: aconn.fetchval("select count(*) > 1 from taskq.attempts where outcome = 'released'"))
+        assert ran == []
+        left = 1.0
+        await until_status(aconn, job.id, "succeeded")
+    assert len(ran) == 1
+    error = await aconn.fetchval("select error from taskq.attempts where job_id = $1 and claim_epoch = 1", job.id)
+    assert (json.loads(error)["reason"], json.loads(error)["body_started"]) == ("lease", False)
 
 
 @pytest.fixture
