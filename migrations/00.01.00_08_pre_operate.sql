@@ -8,6 +8,16 @@ create function {{schema}}.note(p_action text, p_subject text, p_actor text, p_r
 $$;
 comment on function {{schema}}.note(text, text, text, text, jsonb) is 'Writes one row of audit.';
 
+-- A job moves between jobs and history while these look at one after the other. Only a statement that looks at both, in one
+-- snapshot, can say that it is nowhere; otherwise they look again. After 20 rounds it has moved every time: see moving.
+create function {{schema}}.moving(p_job uuid) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  raise exception using errcode = '40001', message = format('job %s ended and was reopened again and again meanwhile', p_job),
+    hint = 'Nothing was done. Try again.';
+end $$;
+comment on function {{schema}}.moving(uuid) is 'Raises serialization_failure: others kept moving the job while it was looked for.';
+
 create function {{schema}}.cancel(job_id uuid, reason text default null, actor text default null) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
@@ -16,8 +26,7 @@ declare
   v_answer text;
 begin
   perform {{schema}}.ensure_today();
-  -- A job may move between the two tables while we look; after a few rounds the answer is what the last one saw.
-  for i in 1 .. 5 loop
+  for i in 1 .. 20 loop
     select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
     if found then
       if v_job.status in ('pending', 'held') then
@@ -37,9 +46,13 @@ begin
       v_answer := 'finished';
       exit;
     end if;
-    v_answer := 'not_found';
-    exit when not exists (select from {{schema}}.jobs j where j.id = job_id);
+    if not exists (select from {{schema}}.jobs j where j.id = job_id)
+      and not exists (select from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day') then
+      v_answer := 'not_found';
+      exit;
+    end if;
   end loop;
+  if v_answer is null then perform {{schema}}.moving(job_id); end if;
   if v_answer in ('cancelled', 'requested') then
     perform {{schema}}.note('cancel', job_id::text, actor, reason, jsonb_build_object('answer', v_answer));
   end if;
@@ -59,11 +72,14 @@ declare
 begin
   perform {{schema}}.ensure_today();
   -- It may be reopened by somebody else while we wait for its row in history: then look again.
-  for i in 1 .. 5 loop
+  for i in 1 .. 20 loop
     select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
     exit when found;
     select * into v_old from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day' for update;
-    exit when found or not exists (select from {{schema}}.jobs j where j.id = job_id);
+    exit when found;
+    exit when not exists (select from {{schema}}.jobs j where j.id = job_id)
+      and not exists (select from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day');
+    if i = 20 then perform {{schema}}.moving(job_id); end if;
   end loop;
   if v_job.id is not null then
     if v_job.status <> 'pending' then
@@ -123,11 +139,20 @@ declare
   v_job {{schema}}.jobs;
   v_now timestamptz;
   v_answer text;
+  v_finished boolean;
 begin
   perform {{schema}}.ensure_today();
-  select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
-  if not found then
-    raise exception using errcode = case when exists (select from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day') then 'WF012' else 'WF011' end,
+  for i in 1 .. 20 loop
+    select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
+    exit when found;
+    v_finished := exists (select from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day');
+    exit when v_finished;
+    exit when not exists (select from {{schema}}.jobs j where j.id = job_id)
+      and not exists (select from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day');
+    if i = 20 then perform {{schema}}.moving(job_id); end if;
+  end loop;
+  if v_job.id is null then
+    raise exception using errcode = case when v_finished then 'WF012' else 'WF011' end,
       message = format('job %s is not waiting for a decision', job_id), detail = jsonb_build_object('job_id', job_id)::text,
       hint = 'It may have been resolved already, by its own late end or by somebody else: taskq jobs show.';
   end if;

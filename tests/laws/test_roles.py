@@ -117,6 +117,7 @@ def test_the_calls_above_are_all_that_write(conn: Conn) -> None:
         "resign",
         "survey",
         "wake",
+        "moving",
     }
     triggers = {
         row["proname"]

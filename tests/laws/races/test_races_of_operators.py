@@ -4,6 +4,7 @@ lock wait before it goes on; the outcome is one of the listed ones whoever commi
 from __future__ import annotations
 
 from collections.abc import Callable
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -197,6 +198,76 @@ def test_a_reopening_behind_an_end_sees_it(dsn: str, conn: Conn) -> None:
         a.commit()
         assert answer.result(20) == "reopened"
     assert attempts(conn, job) == [(1, "failed")]
+
+
+def moved_there_and_back(conn: Conn, job: UUID) -> None:
+    """In one transaction out of history and into it again, or out of jobs and into it again."""
+    if get(conn, job)["finished_at"] is None:
+        if get(conn, job)["status"] == "unknown":
+            resolve(conn, job, False)
+        assert cancel(conn, job) == "cancelled"
+        assert retry(conn, job) == "reopened"
+    else:
+        assert retry(conn, job) == "reopened"
+        assert cancel(conn, job) == "cancelled"
+
+
+@pytest.mark.parametrize("call", ["cancel", "retry", "resolve"])
+@pytest.mark.parametrize("before", ["pending", "unknown", "cancelled"])
+def test_a_job_that_moves_twice_while_it_is_looked_for_is_found(dsn: str, conn: Conn, call: str, before: str) -> None:
+    job = unknown(conn)[1] if before == "unknown" else enqueue(conn)
+    if before == "unknown":
+        conn.execute("update taskq.jobs set cancel_requested_at = null")
+    if before == "cancelled":
+        cancel(conn, job)
+    expected = {
+        "cancel": "finished" if before == "cancelled" else "cancelled",
+        "retry": "reopened" if before == "cancelled" else "due",
+        "resolve": "WF012",
+    }
+    ask: dict[str, Callable[[Conn], str]] = {
+        "cancel": lambda c: cancel(c, job),
+        "retry": lambda c: retry(c, job),
+        "resolve": lambda c: sqlstate_of(lambda: resolve(c, job, True)),
+    }
+    with sessions(dsn) as [a, b]:
+        a.begin()
+        a.do(lambda c: moved_there_and_back(c, job))
+        answer = b.start(ask[call])
+        if before != "cancelled" or call == "retry":
+            b.waits_for(a)
+        a.commit()
+        assert answer.result(20) == expected[call]
+
+
+@pytest.mark.parametrize(("call", "expected"), [("cancel", "finished"), ("retry", "reopened"), ("resolve", "WF012")])
+def test_a_job_that_ends_between_two_looks_is_found(dsn: str, conn: Conn, call: str, expected: str) -> None:
+    """It is waiting when it is looked for in history, and has ended when it is looked for in jobs again."""
+    job = enqueue(conn)
+    # A look into history waits here, after it has taken its snapshot.
+    conn.execute(
+        "create or replace function taskq.id_time(p_id uuid) returns timestamptz language plpgsql stable"
+        " as $$ begin perform pg_advisory_lock_shared(7), pg_advisory_unlock_shared(7); return '-infinity'; end $$"
+    )
+    ask: dict[str, Callable[[Conn, UUID], str]] = {
+        "cancel": cancel,
+        "retry": lambda c, j: sqlstate_of(lambda: retry(c, j)) or "reopened",
+        "resolve": lambda c, j: sqlstate_of(lambda: resolve(c, j, True)),
+    }
+    with sessions(dsn, 3) as [a, b, gate]:
+        # Its plans are made before, so that it waits while they run.
+        b.do(lambda c: c.execute("set plan_cache_mode = force_generic_plan"))
+        b.do(lambda c: ask[call](c, UUID(int=7)))
+        a.begin()
+        a.do(lambda c: moved_there_and_back(c, job))
+        gate.do(lambda c: c.execute("select pg_advisory_lock(7)"))
+        answer = b.start(lambda c: ask[call](c, job))
+        b.waits_for(a)
+        a.commit()
+        b.waits_for(gate)
+        assert gate.do(lambda c: cancel(c, job)) == "cancelled"
+        gate.do(lambda c: c.execute("select pg_advisory_unlock(7)"))
+        assert answer.result(20) == expected
 
 
 # Keys -----------------------------------------------------------------------------------------------------------------
