@@ -94,7 +94,7 @@ begin
                 when d.final = 'failed' and d.told in ('retry', 'retry_after', 'snooze')
                      and not (d.told = 'retry' and d.attempt + 1 >= d.max_attempts) then
                   jsonb_build_object('type', 'DeadlineExceeded', 'message', 'the next start would be after the deadline', 'deadline', d.deadline, 'cause', d.given)
-                when d.final = 'cancelled' and d.given is null then
+                when d.final = 'cancelled' and (d.given is null or d.told = 'release') then
                   jsonb_build_object('type', 'Cancelled', 'message', 'cancelled on request while it ran')
                 else d.given end,
            d.tags, d.meta

@@ -94,6 +94,14 @@ def test_asking_once_more_than_the_bound_allows_fails_the_job_without_using_an_a
     assert violations(conn) == []
 
 
+def test_a_release_after_a_cancel_request_says_that_the_job_was_cancelled(conn: Conn) -> None:
+    worker, job = running(conn)
+    cancel(conn, job)
+    end(conn, worker, End(job, 1, "release", error={"type": "Released"}))
+    found = get(conn, job)
+    assert (found["status"], found["error"]["type"]) == ("cancelled", "Cancelled")
+
+
 def test_a_claim_consumes_no_attempt(conn: Conn) -> None:
     _, job = running(conn)
     assert counters(conn, job) == (0, 0, 0, 0, 0)
