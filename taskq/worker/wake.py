@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 from taskq.db.pools import connect_async
+from taskq.db.queries import load
 from taskq.telemetry import get_logger
 from taskq.worker.connection import DATABASE_ERRORS
 
@@ -45,6 +46,7 @@ class Listener:
         self._dsn = dsn
         self._wake = f"{schema}_wake"
         self._cancel = f"{schema}_cancel"
+        self._ping = load("worker", schema)["ping"]
         self._queues = frozenset(queues)
         self._on_wake = on_wake
         self._on_cancel = on_cancel
@@ -69,7 +71,7 @@ class Listener:
                         with suppress(TimeoutError):
                             async with asyncio.timeout(CHECK_EVERY):
                                 await gone.wait()
-                        await conn.execute("select 1", timeout=10)  # asyncpg cannot read the answer to an empty one
+                        await conn.execute(self._ping, timeout=10)
                 finally:
                     with suppress(Exception):
                         conn.terminate()
