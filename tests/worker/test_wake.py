@@ -170,3 +170,26 @@ async def test_a_success_costs_no_log_line_and_no_statement_of_its_own(
         await aeventually(lambda: worker.counts.succeeded == 2100)
         assert worker._exchanger.started - before < 400
         assert events.records == []
+
+
+async def test_the_listening_connection_is_pinged_and_goes_on_listening(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskq.worker.wake.CHECK_EVERY", 0.05)
+
+    @app.task
+    async def work() -> int:
+        return 1
+
+    pinged = (
+        "select count(*) from pg_stat_activity where datname = current_database()"
+        " and application_name = 'taskq listen' and state = 'idle' and query like '%select 1'"
+    )
+    async with run_worker(poll_interval=60):
+
+        async def listens() -> bool:
+            return await aconn.fetchval(pinged) == 1
+
+        await aeventually(listens)
+        job = await work.enqueue()
+        assert await job.result(timeout=10) == 1
