@@ -42,6 +42,7 @@ aconn = _shared.aconn
 
 from helpers import eventually  # noqa: E402
 from sql import violations  # noqa: E402
+from survival import pytest_terminal_summary, survived  # noqa: E402, F401
 
 import taskq  # noqa: E402
 from taskq import TaskQ  # noqa: E402

@@ -14,6 +14,7 @@ from conftest import Journal, StartWorker, WorkerProcess, now, until
 from helpers import eventually
 from psycopg.rows import dict_row
 from sql import violations
+from survival import Survived, reckon
 
 from taskq import TaskQ
 from taskq.worker.lease import EXIT_LEASE_LOST
@@ -33,12 +34,12 @@ def row_of(dsn: str, job: UUID) -> dict[str, object]:
 
 
 async def test_a_storm_of_kills_loses_nothing_and_repeats_only_what_is_on_record(
-    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
+    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str, survived: Survived
 ) -> None:
     rand = random.Random(20)
     work = app.get_task("work")
     # 30 slots sleep for at least 16 s in all, however fast the machine is: time enough for eight kills.
-    await app.enqueue_many([work.job(rand.random() * 0.5) for _ in range(JOBS)])
+    jobs = await app.enqueue_many([work.job(rand.random() * 0.5) for _ in range(JOBS)])
     workers: list[WorkerProcess] = [start_worker(f"w{n}", ready=False, lease=1) for n in range(3)]
 
     def left() -> int:
@@ -82,12 +83,17 @@ async def test_a_storm_of_kills_loses_nothing_and_repeats_only_what_is_on_record
         worker.until_started().signal(signal.SIGTERM)
     for worker in workers:
         assert worker.exit_code(30) == 0
+    survived(
+        fault="one of three workers killed under load",
+        injected=kills,
+        **reckon(dsn, journal.of("start"), [job.id for job in jobs]),
+    )
 
 
 @pytest.mark.parametrize("then", ["succeed", "fail", "snooze", "cancel"])
 @pytest.mark.parametrize("task", ["waits", "waits_in_thread"])
 async def test_a_frozen_worker_that_wakes_up_past_its_lease_changes_nothing(
-    task: str, then: str, app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
+    task: str, then: str, app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str, survived: Survived
 ) -> None:
     frozen = start_worker("frozen", lease=1)
     job = await app.get_task(task).enqueue(then=then)
@@ -113,10 +119,13 @@ async def test_a_frozen_worker_that_wakes_up_past_its_lease_changes_nothing(
         assert frozen.stop() == 0
     assert row_of(dsn, job.id) == before
     assert len(query(dsn, "select 1 from taskq.attempts where job_id = %s", job.id)) == 1
+    # Declared lost and cancelled meanwhile; what it does on waking is fenced out.
+    figures = reckon(dsn, journal.of("start"), [job.id])
+    survived(fault="worker frozen past its lease, then thawed", injected=1, **figures)
 
 
 async def test_a_body_that_kills_its_worker_is_found_out_alone(
-    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
+    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str, survived: Survived
 ) -> None:
     killer = await app.get_task("kills_its_worker").enqueue()
     sleeps = app.get_task("sleeps").using(max_attempts=1)
@@ -139,10 +148,14 @@ async def test_a_body_that_kills_its_worker_is_found_out_alone(
         assert int(str(row_of(dsn, job.id)["recoveries"])) <= 2
     assert len([job for job, _ in journal.of("start") if job == str(killer.id)]) == 3
     assert worker.stop() == 0
+    ids = [killer.id, *(job.id for job in neighbours)]
+    survived(
+        fault="body that kills its worker", injected=n, notes="found out alone", **reckon(dsn, journal.of("start"), ids)
+    )
 
 
 async def test_a_crash_in_the_last_recovery_ends_the_job(
-    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
+    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str, survived: Survived
 ) -> None:
     job = await app.get_task("is_lost_once").enqueue()
     worker = start_worker(lease=1)
@@ -155,6 +168,7 @@ async def test_a_crash_in_the_last_recovery_ends_the_job(
     assert "RecoveryExhausted" in str(row["error"])
     [left] = query(dsn, "select count(*) as n from taskq.jobs where status = 'running'")
     assert left["n"] == 0
+    survived(fault="worker killed in a job's last recovery", injected=1, **reckon(dsn, journal.of("start"), [job.id]))
 
 
 class Stoppable:
