@@ -243,7 +243,9 @@ begin
     select u.ctid from {{schema}}.unique_keys u where u.expires_at <= {{schema}}.now() order by u.expires_at limit p_limit for update skip locked));
   get diagnostics v_n = row_count;
   v_total := v_total + v_n;
-  delete from {{schema}}.sleepers s where not exists (select from {{schema}}.workers w where w.id = s.worker_id and w.status = 'live');
+  delete from {{schema}}.sleepers s where s.worker_id = any(array(
+    select o.worker_id from {{schema}}.sleepers o
+     where not exists (select from {{schema}}.workers w where w.id = o.worker_id and w.status = 'live') limit p_limit));
   delete from {{schema}}.workers w where w.id = any(array(
     select o.id from {{schema}}.workers o where o.status in ('stopped', 'lost') and o.ended_at < {{schema}}.now() - interval '7 days'
        and not exists (select from {{schema}}.jobs j where j.claimed_by = o.id) limit p_limit));
