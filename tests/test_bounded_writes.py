@@ -1,0 +1,138 @@
+"""Every UPDATE and DELETE that taskq can execute touches boundedly many rows, or is listed here with what bounds it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from bounds import Write, of_migration, of_queries, of_sql, shown
+
+import taskq
+
+ROOT = Path(__file__).parents[1]
+MIGRATIONS = sorted((ROOT / "migrations").glob("*.sql"))
+QUERIES = sorted((Path(taskq.__file__ or "").parent / "db" / "sql").glob("*.sql"))
+
+EXEMPT: dict[tuple[str, str, str], tuple[str, str]] = {
+    ("drop_expired_partition", "update", "jobs"): (
+        "j.id = g.job_id",
+        "g groups one day of the ledger, which goes in the same transaction: the count must go with it, or law 3 "
+        "breaks. Only jobs that are still there after the whole retention are touched",
+    ),
+    ("drop_expired_partition", "update", "history"): (
+        "h.id = g.job_id",
+        "as above. That day of history went before: only jobs that ended on a later day are touched",
+    ),
+}
+"""Writes that neither a key nor a LIMIT bounds: place, verb and table, with the predicate that does, and why it may."""
+
+
+def every_write() -> list[Write]:
+    return [w for f in MIGRATIONS for w in of_migration(f.read_text())] + [w for f in QUERIES for w in of_queries(f)]
+
+
+def faults(writes: list[Write], exempt: dict[tuple[str, str, str], tuple[str, str]]) -> list[str]:
+    """What is wrong: unbounded writes that are not listed, and lines of the list that hold for nothing."""
+    found = []
+    used = set()
+    for w in writes:
+        line = exempt.get((w.place, w.verb, w.table))
+        if w.bounded:
+            continue
+        if line is None:
+            found.append(
+                f"{w.place}: {w.verb} of {w.table} is bounded by no key and no LIMIT: {w.predicate or 'no WHERE'}"
+            )
+        else:
+            used.add((w.place, w.verb, w.table))
+            if line[0] not in w.predicate:
+                found.append(f"{w.place}: {w.verb} of {w.table} lost the predicate that bounded it: {line[0]}")
+    found += [f"{place}: {verb} of {table} is exempted and is nowhere" for place, verb, table in set(exempt) - used]
+    return found
+
+
+def test_every_update_and_delete_is_bounded_or_exempted_with_its_predicate() -> None:
+    writes = every_write()
+    assert faults(writes, EXEMPT) == [], shown(writes)
+
+
+def test_no_update_or_delete_is_overlooked() -> None:
+    """The parser's count equals that of the words in the text, comments left out."""
+    for file in [*MIGRATIONS, *QUERIES]:
+        text = re.sub(r"--.*", "", file.read_text())
+        words = re.findall(r"\b(?:update|delete\s+from)\s+(?:only\s+)?(?:\{\{schema\}\}|%\d?\$?I)\.", text, re.I)
+        writes = of_migration(file.read_text()) if file in MIGRATIONS else of_queries(file)
+        assert len(writes) == len(words), f"{file.name}: {shown(writes)}"
+    assert len(every_write()) >= 29
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "update jobs j set status = 'x' where j.id = $1",
+        "update jobs j set status = 'x' where j.id = any($1) and (j.claimed_by = $2) is true",
+        "update jobs j set status = 'x' from unnest($1) as e(id) where e.id = j.id",
+        "update jobs j set status = 'x' from (select id from jobs limit 5) e where e.id = j.id",
+        "with e as (select id from jobs limit $1), f as (select id from e) "
+        "update jobs j set status = 'x' from f where f.id = j.id",
+        "delete from jobs where id in (select id from jobs order by id limit 5 for update skip locked)",
+        "delete from unique_keys k where k.ctid = any(array(select u.ctid from unique_keys u limit 5))",
+        "delete from unique_keys where scope = $1 and key = $2",
+        "with e as (select * from unnest($1) as e(id, epoch)) "
+        "delete from jobs j where ((j.id, j.claim_epoch) in (select e.id, e.epoch from e)) is true",
+    ],
+)
+def test_a_write_by_key_or_with_a_limit_counts_as_bounded(text: str) -> None:
+    assert [w.bounded for w in of_sql("here", text)] == [True]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "delete from jobs",
+        "delete from jobs where status = 'failed'",
+        "delete from jobs where id = $1 or status = 'failed'",
+        "delete from jobs where id <> $1",
+        "delete from jobs j where j.id = j.run_id",
+        "delete from jobs j using workers w where w.id = j.claimed_by",
+        "update jobs j set status = 'x' from history h where h.id = j.id",
+        "update jobs j set status = 'x' from (select id from jobs) e where e.id = j.id",
+        "with e as (select id from jobs) update jobs j set status = 'x' from e where e.id = j.id",
+        "with e as (select id from jobs limit 5) update jobs j set status = 'x' from e where e.id = j.claimed_by",
+        "with e as (select h.id from history h, unnest($1) u) update jobs j set status = 'x' from e where e.id = j.id",
+        "delete from jobs where id in (select id from jobs where status = 'failed')",
+        "delete from unique_keys where scope = $1",
+        "update jobs j set status = 'x' from generate_series(1, 5) as e(id) where e.id = j.id",
+    ],
+)
+def test_any_other_write_counts_as_unbounded(text: str) -> None:
+    assert [w.bounded for w in of_sql("here", text)] == [False]
+
+
+def test_writes_inside_other_statements_and_inside_executed_text_are_found() -> None:
+    nested = "with gone as (delete from jobs returning *) insert into history select * from gone"
+    assert [(w.verb, w.bounded) for w in of_sql("here", nested)] == [("delete", False)]
+    function = """create function {{schema}}.f(p_id uuid) returns void language plpgsql as $$
+      begin
+        if p_id is null then
+          execute format('delete from %I.jobs', 'x');
+        else
+          update {{schema}}.jobs set status = 'x' where id = p_id;
+        end if;
+      end $$;"""
+    assert [(w.place, w.verb, w.bounded) for w in of_migration(function)] == [
+        ("f", "delete", False),
+        ("f", "update", True),
+    ]
+
+
+def test_an_exemption_that_matches_nothing_or_whose_predicate_is_gone_fails() -> None:
+    writes = of_sql("here", "delete from jobs where status = 'failed'")
+    key = ("here", "delete", "jobs")
+    assert faults(writes, {key: ("status = 'failed'", "why")}) == []
+    assert "lost the predicate" in faults(writes, {key: ("status = 'lost'", "why")})[0]
+    assert "is nowhere" in faults([], {key: ("status = 'failed'", "why")})[0]
+    bounded = of_sql("here", "delete from jobs where id = $1")
+    assert "is nowhere" in faults(bounded, {key: ("id", "why")})[0]
+    assert "no LIMIT" in faults(writes, {})[0]
