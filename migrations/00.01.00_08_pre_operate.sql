@@ -214,6 +214,57 @@ begin
 end $$;
 comment on function {{schema}}.resume_queue(text, text, text) is 'Claims from the queue go on. Returns whether that changed anything.';
 
+create function {{schema}}.drain(worker_id uuid, reason text default null, actor text default null) returns text
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  v_status text;
+begin
+  select w.status into v_status from {{schema}}.workers w where w.id = worker_id for update;
+  if v_status is null then
+    return 'not_found';
+  elsif v_status <> 'live' then
+    return v_status;
+  end if;
+  update {{schema}}.workers w set status = 'draining' where w.id = worker_id;
+  perform {{schema}}.note('drain', worker_id::text, actor, reason, null);
+  return 'requested';
+end $$;
+comment on function {{schema}}.drain(uuid, text, text) is
+  'Asks a worker to stop: it claims nothing more from now on, learns it at its next renewal, lets its bodies end and exits with 0. Answers requested, what else it is (draining, stopped, lost), or not_found.';
+
+-- A batch is one transaction, its jobs locked in the order of their ids. What this queue refuses is answered; anything else,
+-- such as a lock timeout, undoes the batch.
+create function {{schema}}.steer_many(action text, job_ids uuid[], reason text default null, actor text default null, selection jsonb default null)
+  returns table (job_id uuid, answer text, why text)
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+declare
+  v_id uuid;
+  v_answers jsonb := '{}';
+begin
+  if action not in ('cancel', 'retry') or cardinality(job_ids) > 1000 then
+    raise exception using errcode = 'WF009', message = 'steer_many takes cancel or retry, and at most 1000 jobs', hint = 'Take several batches.';
+  end if;
+  for v_id in select distinct i from unnest(job_ids) i order by 1 loop
+    job_id := v_id;
+    why := null;
+    begin
+      answer := case action when 'cancel' then {{schema}}.cancel(v_id, reason, actor) else {{schema}}.retry(v_id, reason, actor) end;
+    exception when sqlstate 'WF003' or sqlstate 'WF007' or sqlstate 'WF011' or sqlstate 'WF012' then
+      answer := 'refused';
+      why := sqlerrm;
+    end;
+    v_answers := jsonb_set(v_answers, array[answer], to_jsonb(coalesce((v_answers->>answer)::integer, 0) + 1));
+    return next;
+  end loop;
+  if v_answers <> '{}' then
+    perform {{schema}}.note(action || '_many', 'jobs', actor, reason, jsonb_build_object('selection', selection, 'answers', v_answers));
+  end if;
+end $$;
+comment on function {{schema}}.steer_many(text, uuid[], text, text, jsonb) is
+  'Cancels or retries up to 1000 jobs in one transaction, each as cancel and retry do, with a row of audit for each and one for the batch that keeps the selection and how many were answered how. What is refused is answered so, with the reason in why.';
+
 create view {{schema}}.unknown_outcomes as
   select j.id, j.queue, j.task, j.claim_epoch, j.claimed_by as worker_id, w.name as worker, j.claimed_at, j.effect_started_at, j.cancel_requested_at
     from {{schema}}.jobs j left join {{schema}}.workers w on w.id = j.claimed_by where j.status = 'unknown';

@@ -81,14 +81,25 @@ CALLS = {
     "resolve": "select taskq.resolve(taskq.id_zero(), true)",
     "pause_queue": "select taskq.pause_queue('q')",
     "resume_queue": "select taskq.resume_queue('q')",
+    "drain": "select taskq.drain(taskq.id_zero())",
+    "steer_many": "select * from taskq.steer_many('cancel', array[taskq.id_zero()]::uuid[])",
     "check_invariants": "select * from taskq.check_invariants()",
     "note": "select taskq.note('a', 's', 'me', null, null)",
     "finish": "select taskq.finish(j, 'failed', null, null, null) from taskq.jobs j",
 }
 MAY = {
     "producer": {"enqueue_many", "enqueue", "ensure_policy", "cancel"},
-    "worker": set(CALLS) - {"resolve", "pause_queue", "resume_queue", "note", "finish"},
-    "operator": {"cancel", "retry", "resolve", "pause_queue", "resume_queue", "check_invariants"},
+    "worker": set(CALLS) - {"resolve", "pause_queue", "resume_queue", "drain", "steer_many", "note", "finish"},
+    "operator": {
+        "cancel",
+        "retry",
+        "resolve",
+        "pause_queue",
+        "resume_queue",
+        "drain",
+        "steer_many",
+        "check_invariants",
+    },
     "reader": {"check_invariants"},
 }
 
