@@ -3,7 +3,8 @@
 A task, a cancel scope and a timer a job cost three times what a body of nothing costs; consumers cost none of them.
 Each runs jobs inline, one after the other; when control returns to the loop while jobs still wait, the next idle one
 is woken. A body is interrupted by cancelling its consumer's task, and the consumer takes the cancellation back
-(``uncancel``) once the body has ended. Plain functions run in threads, which cannot be stopped: their claim is kept
+(``uncancel``) once the body has ended; one whose task is still held by something then goes on in a fresh task
+(``leftovers``). Plain functions run in threads, which cannot be stopped: their claim is kept
 until they end.
 """
 
@@ -27,6 +28,7 @@ from taskq.tasks import Task
 from taskq.telemetry import get_logger
 from taskq.worker.claims import Claim, Interrupt
 from taskq.worker.disposition import BodyEnd, Interrupted, Raised, Returned
+from taskq.worker.leftovers import holders
 
 log = get_logger("worker")
 
@@ -114,7 +116,7 @@ class Executor:
         """Start the consumers in the running loop."""
         self._loop = asyncio.get_running_loop()
         self._consumers = [
-            self._loop.create_task(self._consume(), name=f"taskq-consumer-{n}") for n in range(self._concurrency)
+            self._loop.create_task(self._consume(n), name=f"taskq-consumer-{n}") for n in range(self._concurrency)
         ]
 
     @property
@@ -221,9 +223,10 @@ class Executor:
                 waiter.set_result(None)
                 return
 
-    async def _consume(self) -> None:
+    async def _consume(self, n: int) -> None:
         me = asyncio.current_task()
         assert me is not None
+        held = holders(me)
         while not self._closing:
             try:
                 if not self._ready:
@@ -249,6 +252,10 @@ class Executor:
                     me.uncancel()
                 continue
             await self._run(me, claim, policy, now)
+            if holders(me) != held and not self._closing:
+                # The body has left something behind that could cancel the next one: leave it this task.
+                self._consumers[n] = self._loop.create_task(self._consume(n), name=me.get_name())
+                return
 
     async def _run(self, me: asyncio.Task[None], claim: Claim, policy: ExecutionPolicy, now: float) -> None:
         if not self._may_start():
