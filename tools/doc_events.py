@@ -58,6 +58,7 @@ MEANING = {
     "policy.unreadable": "a stored policy cannot be understood; the task's own is used",
     "task.unknown": "jobs wait for a task that this worker does not know; told once a name",
     "worker.bodies_left": "the worker ends while bodies run that could not be stopped; the process must end",
+    "worker.drain_requested": "an operator asked it to stop, with `taskq workers drain`",
     "worker.draining": "asked to stop; nothing more is claimed",
     "worker.failed": "a defect ended the worker while bodies ran",
     "worker.grace_over": "the grace is over; bodies are interrupted and handed back",

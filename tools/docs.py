@@ -207,6 +207,8 @@ CALLED_BY_PEOPLE = (
     "resolve",
     "pause_queue",
     "resume_queue",
+    "drain",
+    "steer_many",
     "check_invariants",
     "ensure_partitions",
 )

@@ -46,6 +46,7 @@ class Registration:
         exchanger: The main loop.
         outbox: Ends that are not confirmed yet.
         on_registered: Called with each new worker id.
+        on_drain: Called when the database says that an operator asked this worker to stop.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Registration:
         exchanger: Exchanger,
         outbox: Outbox,
         on_registered: Callable[[UUID], None],
+        on_drain: Callable[[], None],
     ) -> None:
         self._identity = identity
         self._sql = queries
@@ -66,8 +68,10 @@ class Registration:
         self._exchanger = exchanger
         self._outbox = outbox
         self._on_registered = on_registered
+        self._on_drain = on_drain
         self._unmatched: dict[tuple[UUID, int], int] = {}
         self._anew: asyncio.Task[None] | None = None
+        self._drained = False
         self.keeper: LeaseKeeper | None = None
         self.worker_id: UUID | None = None
 
@@ -110,6 +114,12 @@ class Registration:
         if renewal.status not in ("live", "draining"):
             self._lost(renewal.status)
             return
+        # A worker that stops by itself has said so in its row, which is no news.
+        stops = self._drained or self._exchanger.is_blocked("draining") or self._exchanger.is_blocked("stuck")
+        if renewal.status == "draining" and not stops:
+            self._drained = True
+            log.info("worker.drain_requested", worker_id=self.worker_id)
+            self._on_drain()
         if self._exchanger.is_blocked("lease") and not self._executor.busy:
             self._exchanger.unblock("lease")
             log.info("lease.renewed_again", worker_id=self.worker_id)

@@ -118,7 +118,7 @@ class Worker:
         self.counts = Counts()
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
-        self._first_stop = 0.0
+        self._first_stop: float | None = None
         self._reported_unknown: set[str] = set()
         self.ready = asyncio.Event()
         """Set once the worker is registered and claims."""
@@ -136,7 +136,7 @@ class Worker:
     def stop(self) -> None:
         """Drain and stop; called again at least a second later, stop at once. For signal handlers."""
         now = asyncio.get_running_loop().time()
-        if not self._stop.is_set():
+        if self._first_stop is None:
             self._first_stop = now
             self._stop.set()
         elif now - self._first_stop >= SECOND_SIGNAL_AFTER:
@@ -222,6 +222,7 @@ class Worker:
             exchanger=self._exchanger,
             outbox=self._outbox,
             on_registered=self._registered,
+            on_drain=self._stop.set,
         )
         self._keeper = LeaseKeeper(
             dsn=self._dsn,

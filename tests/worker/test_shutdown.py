@@ -157,3 +157,31 @@ async def test_a_blocked_loop_does_not_keep_a_process_whose_bodies_were_left_beh
     await asyncio.wait_for(run, 20)
     assert calls[0][1] == 1
     assert calls[0][0] - blocked_at < GONE_WITHIN + 0.5
+
+
+async def test_a_worker_that_an_operator_drains_lets_its_body_end_and_exits_in_good_order(
+    app: TaskQ, gates: Gates, aconn: asyncpg.Connection, dsn: str
+) -> None:
+    @app.task(name="waits_at_a_gate")
+    async def waits() -> None:
+        await gates.wait()
+
+    worker = Worker(app.tasks, dsn, options=WorkerOptions(concurrency=1, lease=3, grace=20, poll_interval=0.2))
+    running = asyncio.create_task(worker.run())
+    try:
+        await worker.ready.wait()
+        job = await waits.enqueue()
+        later = await waits.enqueue()
+        await gates.until_reached()
+        assert await aconn.fetchval("select taskq.drain($1, 'a new machine', 'ann')", worker.worker_id) == "requested"
+        await aeventually(lambda: worker._exchanger.is_blocked("draining"))
+        assert await aconn.fetchval("select taskq.drain($1)", worker.worker_id) == "draining"
+        gates.open()
+        assert await asyncio.wait_for(running, 20) == 0
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert (await status_of(aconn, job.id), await status_of(aconn, later.id)) == ("succeeded", "pending")
+    assert await aconn.fetchval("select taskq.drain($1)", worker.worker_id) == "stopped"
+    told = await aconn.fetch("select action, actor, reason, subject from taskq.audit")
+    assert [tuple(row) for row in told] == [("drain", "ann", "a new machine", str(worker.worker_id))]
