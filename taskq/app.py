@@ -181,14 +181,15 @@ class TaskQ:
 
         Args:
             requests: What ``task.job(...)`` gives, of one task or of several; a generator will do.
-            connection: The caller's own connection, if the requests name none. What its driver raises because it is
-                closed, or its transaction has failed before, comes through as it is.
+            connection: The caller's own connection, if the requests name none.
             on_conflict: What to do about taken unique keys, if the requests do not say.
 
         Raises:
             InvalidRequest: The requests do not fit together, or one is no request of this application's tasks.
             UniqueKeyHeld: A unique key is taken, with ``on_conflict="raise"``; nothing was enqueued.
             IdempotencyConflict: An idempotency key was used for another request; nothing was enqueued.
+            UnsupportedConnection: What was given as ``connection`` is none that this call can use.
+            UnusableConnection: It is closed, busy or read-only, or its transaction has failed before.
             ConfigurationError: No database is named.
             DatabaseUnavailable: The database cannot be reached.
         """

@@ -26,6 +26,14 @@ class ConfigurationError(TaskQError):
     """A setting is missing or wrong; the message names the setting and the cure."""
 
 
+class FaultInjected(TaskQError):
+    """A fault that a test armed with ``taskq.testing.faults`` has struck; never raised otherwise."""
+
+
+class NotDrained(TaskQError):
+    """``taskq.testing.drain`` could not run all that is due; the message names what is left, and why where it can."""
+
+
 class EmbeddedPostgresError(TaskQError):
     """The embedded PostgreSQL could not be found, started or reached."""
 
@@ -99,6 +107,10 @@ class SyncCallInEventLoop(TaskQError):
 
 class UnsupportedConnection(TaskQError, TypeError):
     """What was given as ``connection=`` is no connection that this call can use."""
+
+
+class UnusableConnection(TaskQError):
+    """The connection given as ``connection=`` is in a state in which it takes no statement; nothing was enqueued."""
 
 
 # What the database refuses: one class for each SQLSTATE --------------------------------------------
@@ -267,6 +279,28 @@ class SnoozeExhausted(TaskQError):
 
 class RecoveryExhausted(TaskQError):
     """The job was with lost workers more often than the policy's ``max_recoveries``."""
+
+
+class ProcessDied(TaskQError):
+    """The child process of a body ended by itself: ``os._exit``, a crash in C code, or a kill from outside.
+
+    Attributes:
+        exit_code: What it exited with; None if a signal ended it.
+        signal: The number of the signal that ended it; None if it exited.
+    """
+
+    def __init__(self, message: str, *, exit_code: int | None = None, signal: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.signal = signal
+
+
+class ProcessNotStarted(TaskQError):
+    """No child process could be started for a body, or it could not import the task; the message says why."""
+
+
+class UnsupportedInProcess(TaskQError, AttributeError):
+    """A body in a child process asked its context for something that only the worker's own process can give."""
 
 
 _BY_SQLSTATE: Mapping[str, type[DatabaseRefusal]] = {c.sqlstate: c for c in DatabaseRefusal.__subclasses__()}

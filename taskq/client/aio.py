@@ -1,4 +1,4 @@
-"""The async sender, on asyncpg; a caller's own connection may be an asyncpg or an async psycopg one."""
+"""The async sender, on asyncpg; a caller's own connection may be of another kind, see ``connections``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from typing import Any
 from uuid import UUID
 
 import anyio
-import asyncpg
-import psycopg
-from psycopg.rows import tuple_row
-from psycopg.types.array import ListBinaryDumper
 
-from taskq.client.answers import Waiting, job_info, placed, translated, unsupported
+from taskq.client.answers import Waiting, job_info, placed, translated
+from taskq.client.connections import kind_for, send
 from taskq.client.requests import Batch
 from taskq.db.pools import AsyncPool
 from taskq.db.queries import load
@@ -49,22 +46,16 @@ class AsyncClient:
 
     async def enqueue(self, batch: Batch) -> list[tuple[UUID, bool]]:
         """Send a batch, on its own connection if it names one; ids in input order, and whether each is new."""
+        kind = None if batch.connection is None else kind_for(batch.connection, awaited=True)
         for policy_id, policy in batch.policies.items():
             if policy_id not in self._stored:
                 await self.ensure_policy(policy, policy_id)
         sql = self._queries["enqueue_many"]
         with translated(self._schema):
-            if batch.connection is None:
-                async with self.pool.connection() as connection:
-                    return placed(await connection.fetch(sql, *batch.arguments))
-            if isinstance(batch.connection, (asyncpg.Connection, asyncpg.pool.PoolConnectionProxy)):
-                return placed(await batch.connection.fetch(sql, *batch.arguments))
-            if isinstance(batch.connection, psycopg.AsyncConnection):
-                async with psycopg.AsyncRawCursor(batch.connection, row_factory=tuple_row) as cursor:
-                    cursor.adapters.register_dumper(list, ListBinaryDumper)
-                    await cursor.execute(sql.encode(), batch.arguments)
-                    return placed(await cursor.fetchall())
-        raise unsupported(batch.connection)
+            if kind is not None:
+                return placed(await send(kind, batch.connection, sql, batch))
+            async with self.pool.connection() as connection:
+                return placed(await connection.fetch(sql, *batch.arguments))
 
     async def wait(self, job_id: UUID, timeout: Duration | None, *, may_appear: bool) -> str | None:
         """Wait until a job has finished; the JSON text of its result."""

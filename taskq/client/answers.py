@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 import psycopg
 
+from taskq.client.connections import driver_error
 from taskq.codec import decode_any
 from taskq.errors import (
     DatabaseUnavailable,
@@ -18,12 +19,12 @@ from taskq.errors import (
     JobNotFound,
     ResultTimeout,
     SchemaBehind,
-    UnsupportedConnection,
+    TaskQError,
     from_sqlstate,
 )
 from taskq.handle import JobInfo
 
-__all__ = ["Waiting", "job_info", "placed", "translated", "unsupported"]
+__all__ = ["Waiting", "job_info", "placed", "translated"]
 
 FIRST_POLL: Final = 0.005
 LONGEST_POLL: Final = 0.5
@@ -34,6 +35,8 @@ _MISSING_OBJECT: Final = ("42883", "3F000", "42P01")
 def translated(schema: str) -> Iterator[None]:
     """Turn what either driver raises in the block into the errors of taskq; what is none of ours goes through.
 
+    SQLAlchemy and Django wrap what the driver raised; what goes through stays in their wrapping, as callers expect it.
+
     Raises:
         DatabaseRefusal: The schema refused the statement, with a class for each SQLSTATE.
         SchemaBehind: The schema, or the function that was called, is not there.
@@ -41,18 +44,23 @@ def translated(schema: str) -> Iterator[None]:
     """
     try:
         yield
-    except (asyncpg.PostgresError, psycopg.Error, asyncpg.InterfaceError, ConnectionError) as exc:
-        if ours := from_sqlstate(exc):
+    except TaskQError:
+        raise
+    except Exception as exc:
+        cause = driver_error(exc)
+        if cause is None:
+            raise
+        if ours := from_sqlstate(cause):
             raise ours from exc
-        state = getattr(exc, "sqlstate", None)
-        if state in _MISSING_OBJECT and schema in str(exc):
+        state = getattr(cause, "sqlstate", None)
+        if state in _MISSING_OBJECT and schema in str(cause):
             raise SchemaBehind(
-                f"schema {schema!r} of the database lacks what this release of taskq needs ({_first_line(exc)}); "
+                f"schema {schema!r} of the database lacks what this release of taskq needs ({_first_line(cause)}); "
                 "run 'taskq migrate up'"
             ) from exc
-        if _lost(exc, state):
+        if _lost(cause, state):
             raise DatabaseUnavailable(
-                f"the connection to PostgreSQL was lost ({exc}), so whether the statement took effect is not known; "
+                f"the connection to PostgreSQL was lost ({cause}), so whether the statement took effect is not known; "
                 "try again, and enqueue with an idempotency_key so that repeating is safe"
             ) from exc
         raise
@@ -76,15 +84,6 @@ def placed(rows: Sequence[Sequence[Any]]) -> list[tuple[UUID, bool]]:
     if rows and not isinstance(rows[0][0], UUID):
         return [(UUID(str(row[0])), row[1]) for row in rows]
     return [(row[0], row[1]) for row in rows]
-
-
-def unsupported(connection: object) -> UnsupportedConnection:
-    """The error for a ``connection=`` that a call cannot use."""
-    kind = type(connection)
-    return UnsupportedConnection(
-        f"connection= is a {kind.__module__}.{kind.__qualname__}; the async calls take an asyncpg connection or a "
-        "psycopg AsyncConnection, the *_sync calls a psycopg Connection"
-    )
 
 
 def job_info(row: Mapping[str, Any]) -> JobInfo:

@@ -216,9 +216,9 @@ class Using(TypedDict, total=False):
         idempotency_scope: What the idempotency key is unique in; the task's name by default.
         tags: Words for finding jobs.
         meta: Data that travels with the job, apart from its arguments; at most 64 KiB as JSON.
-        connection: The caller's own connection: the job commits or vanishes with its transaction. An asyncpg or
-            async psycopg connection for the async calls, a psycopg connection for the sync ones. What its driver raises
-            because it is closed, or its transaction has failed before, comes through as it is.
+        connection: The caller's own connection: the job commits or vanishes with its transaction. For the async calls
+            one of asyncpg, an async one of psycopg, or an ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy; for
+            the sync calls one of psycopg, a ``Session`` or ``Connection`` of SQLAlchemy, or Django's.
     """
 
     queue: str

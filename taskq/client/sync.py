@@ -9,9 +9,9 @@ from uuid import UUID
 
 import psycopg
 from psycopg.rows import dict_row, tuple_row
-from psycopg.types.array import ListBinaryDumper
 
-from taskq.client.answers import Waiting, job_info, placed, translated, unsupported
+from taskq.client.answers import Waiting, job_info, placed, translated
+from taskq.client.connections import adapt, kind_for, send_sync
 from taskq.client.requests import Batch
 from taskq.db.pools import SyncPool
 from taskq.db.queries import load
@@ -47,16 +47,17 @@ class SyncClient:
 
     def enqueue(self, batch: Batch) -> list[tuple[UUID, bool]]:
         """Send a batch, on its own connection if it names one; ids in input order, and whether each is new."""
+        kind = None if batch.connection is None else kind_for(batch.connection, awaited=False)
         for policy_id, policy in batch.policies.items():
             if policy_id not in self._stored:
                 self.ensure_policy(policy, policy_id)
+        sql = self._queries["enqueue_many"]
         with translated(self._schema):
-            if batch.connection is None:
-                with self.pool.connection() as connection:
-                    return self._send(connection, batch)
-            if isinstance(batch.connection, psycopg.Connection):
-                return self._send(batch.connection, batch)
-        raise unsupported(batch.connection)
+            if kind is not None:
+                return placed(send_sync(kind, batch.connection, sql, batch))
+            with self.pool.connection() as connection, psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
+                adapt(cursor)
+                return placed(cursor.execute(sql.encode(), batch.arguments).fetchall())
 
     def wait(self, job_id: UUID, timeout: Duration | None, *, may_appear: bool) -> str | None:
         """Wait until a job has finished; the JSON text of its result."""
@@ -83,13 +84,6 @@ class SyncClient:
     def call(self, query: str, *arguments: Any) -> Any:
         """The one value that a query answers with."""
         return self._fetch(query, *arguments)[0][0]
-
-    def _send(self, connection: psycopg.Connection[Any], batch: Batch) -> list[tuple[UUID, bool]]:
-        with psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
-            # As text each element is escaped in Python: 50,000 took three times as long.
-            cursor.adapters.register_dumper(list, ListBinaryDumper)
-            cursor.execute(self._queries["enqueue_many"].encode(), batch.arguments)
-            return placed(cursor.fetchall())
 
     def _fetch(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
         with translated(self._schema), self.pool.connection() as connection:
