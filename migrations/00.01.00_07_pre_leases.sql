@@ -253,3 +253,36 @@ begin
   return v_total + v_n;
 end $$;
 comment on function {{schema}}.prune(integer) is 'Forgets expired keys and workers that ended over a week ago, at most p_limit of each. Returns how many; repeat until 0.';
+
+-- What every worker asks every few seconds, in one statement: an idle worker should cost next to nothing. The survey comes
+-- first, so that nobody waits for it at the leader's row; what it refuses must not keep this worker from leading.
+create function {{schema}}.look(p_worker uuid, p_lease double precision, p_elapsed double precision, p_queues text[], p_tasks text[])
+  returns table (kind text, name text, n integer)
+  language plpgsql security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set jit = off as $$
+declare
+  v_lead record;
+begin
+  begin
+    return query select s.kind, s.name, s.n from {{schema}}.survey(p_queues, p_tasks) s;
+  exception when others then
+    return query select 'refused'::text, sqlstate::text, null::integer;
+  end;
+  select l.is_leader, l.quiet into v_lead from {{schema}}.lead(p_worker, 'maintenance', p_lease, p_elapsed) l;
+  if not v_lead.is_leader then
+    return;
+  end if;
+  return query select 'leader'::text, null::text, null::integer;
+  if not v_lead.quiet and exists (select from {{schema}}.workers w where w.status in ('live', 'draining') and w.lease_expires_at <= {{schema}}.now()) then
+    return query select 'duty'::text, 'mark_lost'::text, null::integer;
+  end if;
+  if exists (select from {{schema}}.jobs r where r.claimed_by is not null and r.status = 'running'
+               and not exists (select from {{schema}}.workers o where o.id = r.claimed_by and o.status in ('live', 'draining'))) then
+    return query select 'duty'::text, 'settle_lost'::text, null::integer;
+  end if;
+  if exists (select from {{schema}}.jobs d where d.deadline is not null and d.status in ('pending', 'held') and d.deadline <= {{schema}}.now())
+     or exists (select from {{schema}}.jobs e where e.status = 'pending' and e.attempt >= e.max_attempts) then
+    return query select 'duty'::text, 'sweep'::text, null::integer;
+  end if;
+end $$;
+comment on function {{schema}}.look(uuid, double precision, double precision, text[], text[]) is
+  'The survey and lead in one call, and for the leader what is due: rows of kind duty name the functions that have something to do (mark_lost, settle_lost, sweep). Kind leader: this worker leads; refused: the survey failed, with this SQLSTATE.';

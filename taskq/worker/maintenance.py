@@ -1,14 +1,16 @@
 """What one worker at a time does for all: lost workers, deadlines, keys, partitions, retention.
 
-Every worker looks a few times a lease at the leader's row, and one holds it. Each duty is bounded and idempotent, and
-depends on nothing held in memory, so a leader that dies in the middle is simply followed by the next.
+Every worker looks a few times a lease at the leader's row, and one holds it. The same statement tells every worker what
+its claims cannot see, and the leader which duties are due, so that an idle worker costs one statement a turn. Each duty
+is bounded and idempotent, and depends on nothing held in memory, so a leader that dies in the middle is simply followed
+by the next.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -24,6 +26,8 @@ log = get_logger("maintenance")
 LONGEST_PAUSE = 5.0
 PRUNE_EVERY = 60.0
 PARTITIONS_EVERY = 1800.0
+SLOW = 0.25
+"""Seconds; a survey that takes longer is made apart, so that it does not hold up the look at the leader's row."""
 
 
 class Maintenance:
@@ -33,12 +37,27 @@ class Maintenance:
         queries: The named statements of ``db/sql/worker.sql``.
         conn: A connection for the upkeep alone.
         lease: Seconds; the leader's lease lasts as long.
+        queues: The queues that this worker serves.
+        tasks: Names of the tasks that it knows.
+        on_survey: Called with each survey: rows of ``kind``, ``name`` and ``n``.
     """
 
-    def __init__(self, queries: Mapping[str, str], conn: Connection, lease: float) -> None:
+    def __init__(
+        self,
+        queries: Mapping[str, str],
+        conn: Connection,
+        lease: float,
+        *,
+        queues: Sequence[str],
+        tasks: Sequence[str],
+        on_survey: Callable[[list[Any]], None],
+    ) -> None:
         self._sql = queries
         self._conn = conn
         self._lease = lease
+        self._surveyed = (list(queues), list(tasks))
+        self._on_survey = on_survey
+        self._survey_took = 0.0
         self._looked_at: float | None = None
         self._failures: dict[str, int] = {}
         self._prune_at = 0.0
@@ -66,21 +85,34 @@ class Maintenance:
             await self._conn.fetch(self._sql["resign"], self.worker_id)
 
     async def _turn(self, worker_id: UUID) -> None:
-        row = await self._look(worker_id)
-        if row["is_leader"] != self.is_leader:
-            self.is_leader = row["is_leader"]
-            log.info("leader.taken" if self.is_leader else "leader.lost", worker_id=worker_id)
-        if not self.is_leader:
-            return
+        apart = self._survey_took > SLOW
+        found = await self._look(worker_id, apart)
+        leads = any(row["kind"] == "leader" for row in found)
+        if leads != self.is_leader:
+            self.is_leader = leads
+            log.info("leader.taken" if leads else "leader.lost", worker_id=worker_id)
+        if apart:
+            await self._duty("survey", self._survey_apart)
+        elif refused := [row["name"] for row in found if row["kind"] == "refused"]:
+            self._failed("survey", f"SQLSTATE {refused[0]}")
+        else:
+            self._failures.pop("survey", None)
+            self._on_survey(found)
+        if self.is_leader:
+            await self._lead({row["name"] for row in found if row["kind"] == "duty"})
+
+    async def _lead(self, due: set[str]) -> None:
         now = boot_clock()
         # First: without the partition of today nothing below can end a job.
         if now >= self._partitions_at and await self._duty("partitions", self._partitions):
             self._partitions_at = now + PARTITIONS_EVERY
-        if not row["quiet"]:
+        if "mark_lost" in due:
             await self._duty("mark_lost", self._mark_lost)
         # Also when nobody was just declared lost: a leader before may have died between the two.
-        await self._duty("settle_lost", self._settle_lost)
-        await self._duty("sweep", self._sweep)
+        if "mark_lost" in due or "settle_lost" in due:
+            await self._duty("settle_lost", self._settle_lost)
+        if "sweep" in due:
+            await self._duty("sweep", self._sweep)
         if now >= self._prune_at and await self._duty("prune", self._prune):
             self._prune_at = now + PRUNE_EVERY
         if now >= self._retention_at and await self._duty("retention", self._retention):
@@ -93,13 +125,15 @@ class Maintenance:
         except (errors.DatabaseUnavailable, asyncpg.InterfaceError):
             raise
         except DATABASE_ERRORS as exc:
-            failures = self._failures[name] = self._failures.get(name, 0) + 1
-            if failures <= 3 or failures % 10 == 0:
-                error = f"{type(exc).__name__}: {exc}".splitlines()[0]
-                log.warning("duty.failed", duty=name, error=error, failures=failures)
+            self._failed(name, f"{type(exc).__name__}: {exc}".splitlines()[0])
             return False
         self._failures.pop(name, None)
         return True
+
+    def _failed(self, name: str, error: str) -> None:
+        failures = self._failures[name] = self._failures.get(name, 0) + 1
+        if failures <= 3 or failures % 10 == 0:
+            log.warning("duty.failed", duty=name, error=error, failures=failures)
 
     async def _mark_lost(self) -> None:
         for lost in await self._conn.fetch(self._sql["mark_lost"]):
@@ -130,14 +164,22 @@ class Maintenance:
         while (await self._conn.fetch(self._sql["prune"]))[0]["n"]:
             pass
 
-    async def _look(self, worker_id: UUID) -> Any:
+    async def _look(self, worker_id: UUID, apart: bool) -> list[Any]:
         """Look at the leader's row; a look that comes late must not pass for a step of the database's clock."""
         before, self._looked_at = self._looked_at if self._conn.is_open else None, None
         now = boot_clock()
         elapsed = None if before is None else now - before
-        [row] = await self._conn.fetch(self._sql["lead"], worker_id, self._lease, elapsed)
+        queues, tasks = ([], []) if apart else self._surveyed
+        found = await self._conn.fetch(self._sql["look"], worker_id, self._lease, elapsed, queues, tasks)
         self._looked_at = now
-        return row
+        self._survey_took = self._survey_took if apart else boot_clock() - now
+        return found
+
+    async def _survey_apart(self) -> None:
+        started = boot_clock()
+        found = await self._conn.fetch(self._sql["survey"], *self._surveyed)
+        self._survey_took = boot_clock() - started
+        self._on_survey(found)
 
     async def _partitions(self) -> None:
         made = (await self._conn.fetch(self._sql["ensure_partitions"]))[0]["n"]

@@ -39,7 +39,6 @@ log = get_logger("worker")
 __all__ = ["EXIT_NOT_FLUSHED", "EXIT_OK", "EXIT_STUCK", "Worker", "WorkerOptions"]
 
 TICK = 0.25
-SURVEY_EVERY = 5.0
 PING_EVERY = 5.0
 AT_ONCE = 0.5
 """Seconds for closing what can be closed when bodies were left behind."""
@@ -203,7 +202,14 @@ class Worker:
             counts=self.counts,
             on_lease_refused=self._lease_refused,
         )
-        self._maintenance = Maintenance(self._sql, self._upkeep, options.lease)
+        self._maintenance = Maintenance(
+            self._sql,
+            self._upkeep,
+            options.lease,
+            queues=self._queues,
+            tasks=sorted(self._tasks),
+            on_survey=self._surveyed,
+        )
         self._registration = Registration(
             identity=Identity(
                 name=options.name,
@@ -258,7 +264,6 @@ class Worker:
         self._main = create(self._exchanger.run(), name="taskq-exchange")
         self._background = [
             create(self._tick(), name="taskq-tick"),
-            create(self._survey(), name="taskq-survey"),
             create(self._maintenance.run(), name="taskq-maintenance"),
         ]
         if self.options.listen:
@@ -353,24 +358,17 @@ class Worker:
             self._progress.loop()
             await asyncio.sleep(TICK)
 
-    async def _survey(self) -> None:
-        while True:
-            try:
-                rows = await self._side.fetch(self._sql["survey"], list(self._queues), sorted(self._tasks))
-            except DATABASE_ERRORS as exc:
-                await self._side.pause_after_failure(exc)
-                continue
-            self._exchanger.suspects_wait(any(row["kind"] == "suspect" for row in rows))
-            for row in rows:
-                if row["kind"] == "unknown_task" and row["name"] not in self._reported_unknown:
-                    self._reported_unknown.add(row["name"])
-                    log.warning(
-                        "task.unknown",
-                        task=row["name"],
-                        waiting=row["n"],
-                        hint="left alone; start a worker whose app registers it",
-                    )
-            await asyncio.sleep(SURVEY_EVERY)
+    def _surveyed(self, rows: list[Any]) -> None:
+        self._exchanger.suspects_wait(any(row["kind"] == "suspect" for row in rows))
+        for row in rows:
+            if row["kind"] == "unknown_task" and row["name"] not in self._reported_unknown:
+                self._reported_unknown.add(row["name"])
+                log.warning(
+                    "task.unknown",
+                    task=row["name"],
+                    waiting=row["n"],
+                    hint="left alone; start a worker whose app registers it",
+                )
 
     # News from other threads and sessions ---------------------------------------------------------------------------
 

@@ -69,6 +69,7 @@ CALLS = {
     "register_worker": "select taskq.register_worker('w', 'h', 1, '{q}', '{t}', 1, 1, '0', 30)",
     "renew": "select * from taskq.renew(taskq.id_zero())",
     "lead": "select * from taskq.lead(taskq.id_zero(), 'maintenance', 30)",
+    "look": "select * from taskq.look(taskq.id_zero(), 30, null, '{}', '{}')",
     "mark_lost": "select * from taskq.mark_lost()",
     "settle_lost": "select * from taskq.settle_lost()",
     "sweep": "select count(*) from taskq.sweep()",

@@ -14,7 +14,7 @@ select 1;
 select * from {{schema}}.claim_suspect($1, $2, $3);
 
 -- name: survey
--- Suspects that wait, and due jobs of tasks that this worker does not know.
+-- Suspects that wait, and due jobs of tasks that this worker does not know. Part of a look; by itself where it is slow.
 select kind, name, n from {{schema}}.survey($1, $2);
 
 -- name: attempt_record
@@ -56,9 +56,10 @@ select {{schema}}.unsleep($1);
 -- The lease thread: renew, and see what the database says this worker holds.
 select status, job_id, claim_epoch, cancel_requested from {{schema}}.renew($1);
 
--- name: lead
--- Take or keep the role of the leader; with the seconds since the look before, where this worker can tell.
-select is_leader, quiet from {{schema}}.lead($1, 'maintenance', $2, $3);
+-- name: look
+-- The survey; and take or keep the role of the leader, with the seconds since the look before, where this worker can
+-- tell. For the leader, also what is due.
+select kind, name, n from {{schema}}.look($1, $2, $3, $4, $5);
 
 -- name: resign
 select {{schema}}.resign($1, 'maintenance');
