@@ -19,20 +19,24 @@ from taskq.client.answers import translated
 from taskq.db.pools import connect_sync
 from taskq.db.queries import load as load_queries
 from taskq.durations import parse_duration
-from taskq.errors import InvalidDuration, InvalidPolicy, TaskQError
+from taskq.errors import DatabaseUnavailable, InvalidDuration, InvalidPolicy, TaskQError
 from taskq.policy import check_name
 from taskq.settings import load
 
-__all__ = ["Database", "actor", "instant", "job_id", "moment", "open_database", "queue_name"]
+__all__ = ["Busy", "Database", "actor", "instant", "job_id", "moment", "open_database", "queue_name"]
 
 LIST_TIMEOUT = "30s"
 """A list that takes longer is given up: it would read a large part of history for a few rows."""
 
 _ROLES = {
     "enqueue": "producer",
-    **dict.fromkeys(("cancel", "retry", "resolve", "pause_queue", "resume_queue"), "operator"),
+    **dict.fromkeys(("cancel", "retry", "resolve", "pause_queue", "resume_queue", "drain", "steer_many"), "operator"),
 }
 """What a query needs beyond reading, by the suffix of the role that gives it."""
+
+
+class Busy(TaskQError):
+    """Others were in the way, in a lock or a deadlock: the same may succeed in a moment."""
 
 
 class Database:
@@ -61,6 +65,19 @@ class Database:
                 f"the database's user may not do this ({exc.diag.message_primary}); let somebody who may grant the "
                 f"role {role} to that user"
             ) from None
+        except (
+            psycopg.errors.LockNotAvailable,
+            psycopg.errors.DeadlockDetected,
+            psycopg.errors.SerializationFailure,
+        ) as exc:
+            raise Busy(f"others are at work on the same rows ({exc.diag.message_primary}); try again") from None
+        except psycopg.OperationalError as exc:
+            if self._connection.closed:
+                raise DatabaseUnavailable(
+                    "the connection to the database was lost, so what was asked last may or may not "
+                    "have been done; look, then ask again"
+                ) from None
+            raise TaskQError(f"the database refused: {exc.diag.message_primary or exc}") from None
         except psycopg.Error as exc:
             raise TaskQError(f"the database refused: {exc.diag.message_primary or exc}") from None
 

@@ -1,4 +1,4 @@
-"""``taskq jobs list | show | cancel | retry | resolve``: look at jobs and steer them."""
+"""``taskq jobs list | show | tail | cancel | retry | resolve``: look at jobs and steer them."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from typing import Annotated, Any
 
 import typer
 
-from taskq.cli.options import DsnOption, JsonOption, LimitOption, ReasonOption, SchemaOption, SinceOption
+from taskq.cli.filters import Filter, with_filter
+from taskq.cli.options import DsnOption, JsonOption, LimitOption, ReasonOption, SchemaOption
 
 __all__ = ["app"]
 
-STATUSES = ("pending", "running", "held", "unknown", "succeeded", "failed", "cancelled")
-IdsArgument = Annotated[list[str], typer.Argument(help="Ids of jobs.", metavar="ID...", show_default=False)]
+IdsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(help="Ids of jobs; or none, and flags that select.", metavar="[ID...]", show_default=False),
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do it to all that the flags select, without asking.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only count what the flags select.")]
+MostOption = Annotated[
+    int | None,
+    typer.Option("--limit", min=1, help="At most so many, the oldest first.", metavar="N", show_default=False),
+]
 IdArgument = Annotated[str, typer.Argument(help="The id of a job.", metavar="ID", show_default=False)]
+
+MOST_ALIKE = 10
+"""Jobs that are listed where the beginning of an id is not enough."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,48 +37,66 @@ app = typer.Typer(
 
 
 @app.command("list")
+@with_filter
 def list_(
-    status: Annotated[
-        list[str] | None, typer.Option("--status", help=f"{', '.join(STATUSES)}; repeat it or separate by commas.")
-    ] = None,
-    queue: Annotated[list[str] | None, typer.Option("--queue", "-q", help="A queue; may be repeated.")] = None,
-    task: Annotated[list[str] | None, typer.Option("--task", help="A task; may be repeated.")] = None,
-    since: SinceOption = None,
+    chosen: Filter,
+    order: Annotated[str, typer.Option("--order", help="newest or oldest first.")] = "newest",
     limit: LimitOption = 50,
     as_json: JsonOption = False,
     dsn: DsnOption = None,
     schema: SchemaOption = None,
 ) -> None:
-    """List jobs, the newest first. With --since: finished since then, or made since then and not finished."""
-    from taskq.cli.database import moment, open_database
+    """List jobs that meet every condition, the newest first."""
+    from taskq.cli.database import open_database
     from taskq.cli.output import note, show
 
-    statuses = [part.strip() for each in status or () for part in each.split(",")]
-    if unknown := set(statuses) - set(STATUSES):
-        raise typer.BadParameter(f"there is no status {sorted(unknown)[0]!r}; there are {', '.join(STATUSES)}")
-    at, ago = moment(since)
+    if order not in {"newest", "oldest"}:
+        raise typer.BadParameter(f"{order!r} is no order; say newest or oldest", param_hint="--order")
     with open_database(dsn, schema) as database:
-        rows = database.bounded_rows("jobs", statuses or None, queue or None, task or None, limit, at, ago)
+        rows = database.bounded_rows(f"{order}_jobs", *chosen.select(database).arguments, limit)
     columns = ["id", "status", "queue", "task", "attempt", "created_at", "run_at", "finished_at", "error"]
     shown = rows if as_json else [{**r, "attempt": f"{r['attempt']}/{r['max_attempts']}"} for r in rows]
     optional = ["run_at", "finished_at", "created_at", "attempt", "queue"]
     show(shown, columns, as_json=as_json, empty="no jobs", optional=optional)
     if len(rows) == limit and not as_json:
-        note(f"the newest {limit}; --limit shows more")
+        note(f"the {order} {limit}; --limit shows more")
 
 
 @app.command("show")
-def show_(id_: IdArgument, as_json: JsonOption = False, dsn: DsnOption = None, schema: SchemaOption = None) -> int:
-    """Show one job: its row, its ended attempts, what operators did, payload, result and error."""
-    from taskq.cli.database import job_id, open_database
-    from taskq.cli.output import ExitCode, print_json, print_table
+def show_(
+    id_: Annotated[
+        str,
+        typer.Argument(help="The id of a job, or its first 8 hex digits or more.", metavar="ID", show_default=False),
+    ],
+    as_json: JsonOption = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> int:
+    """Show one job: its row, its ended attempts, what operators did, payload, result and error.
+
+    Where several ids begin so, they are listed, and the exit code is 1.
+    """
+    from taskq.cli.database import open_database
+    from taskq.cli.filters import id_range
+    from taskq.cli.output import ExitCode, note, print_json, print_table
     from taskq.errors import JobNotFound
 
-    job = job_id(id_)
+    low, high = id_range(id_)
     with open_database(dsn, schema) as database:
-        found = database.rows("job", job)
+        like = [] if low == high else database.bounded_rows("like_id", low, high, MOST_ALIKE + 1)
+        job = like[0]["id"] if like else low if low == high else id_
+        if len(like) > 1:
+            if as_json:
+                print_json({"id": id_, "answer": "ambiguous", "candidates": like[:MOST_ALIKE]})
+            else:
+                print_table(like[:MOST_ALIKE], ["id", "status", "task", "created_at"])
+                more = ", of which the first are shown" if len(like) > MOST_ALIKE else ""
+                note(f"error: several ids begin with {id_}{more}; give more digits")
+            return ExitCode.FAILED
+        found = database.rows("job", job) if like or low == high else []
         if not found:
-            missing = JobNotFound(f"there is no job {job}", hint="Check the id; retention may have dropped it.")
+            what = f"there is no job {job}" if low == high else f"there is no job whose id begins with {id_}"
+            missing = JobNotFound(what, hint="Check the id; retention may have dropped it.")
             if not as_json:
                 raise missing
             print_json({"id": job, "answer": "not_found", "why": str(missing)})
@@ -98,17 +128,41 @@ def show_(id_: IdArgument, as_json: JsonOption = False, dsn: DsnOption = None, s
 
 
 @app.command()
+@with_filter
 def cancel(
-    ids: IdsArgument,
+    chosen: Filter,
+    ids: IdsArgument = None,
     reason: ReasonOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    limit: MostOption = None,
     as_json: JsonOption = False,
     dsn: DsnOption = None,
     schema: SchemaOption = None,
 ) -> int:
-    """Cancel jobs: cancelled (will not run), requested (runs, and is told), finished, unknown or not_found."""
+    """Cancel jobs: cancelled (will not run), requested (runs, and is told), finished, unknown or not_found.
+
+    With flags instead of ids: all pending, held and running jobs that meet every condition. They are counted first, and
+    nothing is done without --yes, or a yes to the question on a terminal. It goes in batches, each with its row of
+    audit; after an interruption the same command goes on with the others.
+    """
+    from taskq.cli.bulk import CANCEL, steer
+
+    if _is_bulk(ids, chosen, yes=yes, dry_run=dry_run, limit=limit):
+        return steer(
+            CANCEL,
+            chosen,
+            reason=reason,
+            yes=yes,
+            dry_run=dry_run,
+            limit=limit,
+            as_json=as_json,
+            dsn=dsn,
+            schema=schema,
+        )
     return _each(
         "cancel",
-        ids,
+        ids or [],
         lambda answer: answer in {"cancelled", "requested"},
         reason,
         as_json=as_json,
@@ -118,15 +172,31 @@ def cancel(
 
 
 @app.command()
+@with_filter
 def retry(
-    ids: IdsArgument,
+    chosen: Filter,
+    ids: IdsArgument = None,
     reason: ReasonOption = None,
+    yes: YesOption = False,
+    dry_run: DryRunOption = False,
+    limit: MostOption = None,
     as_json: JsonOption = False,
     dsn: DsnOption = None,
     schema: SchemaOption = None,
 ) -> int:
-    """Reopen failed or cancelled jobs with fresh counters (reopened), or make waiting ones due (due)."""
-    return _each("retry", ids, lambda _: True, reason, as_json=as_json, dsn=dsn, schema=schema)
+    """Reopen failed or cancelled jobs with fresh counters (reopened), or make waiting ones due (due).
+
+    With flags instead of ids: all failed jobs that meet every condition; with --status also cancelled or pending ones.
+    They are counted first, and nothing is done without --yes, or a yes to the question on a terminal. It goes in
+    batches, each with its row of audit; after an interruption the same command goes on with the others.
+    """
+    from taskq.cli.bulk import RETRY, steer
+
+    if _is_bulk(ids, chosen, yes=yes, dry_run=dry_run, limit=limit):
+        return steer(
+            RETRY, chosen, reason=reason, yes=yes, dry_run=dry_run, limit=limit, as_json=as_json, dsn=dsn, schema=schema
+        )
+    return _each("retry", ids or [], lambda _: True, reason, as_json=as_json, dsn=dsn, schema=schema)
 
 
 @app.command()
@@ -170,6 +240,19 @@ def resolve(
             return ExitCode.FAILED
     _report([{"id": job, "answer": answer}], as_json=as_json)
     return ExitCode.OK
+
+
+def _is_bulk(ids: list[str] | None, chosen: Filter, *, yes: bool, dry_run: bool, limit: int | None) -> bool:
+    """Whether flags select the jobs, and not ids.
+
+    Raises:
+        typer.BadParameter: Both do, or neither.
+    """
+    if ids and (not chosen.is_empty or yes or dry_run or limit is not None):
+        raise typer.BadParameter("give ids, or flags that select jobs, not both")
+    if not ids and chosen.is_empty:
+        raise typer.BadParameter("give ids of jobs, or flags that select them, such as --queue or --task")
+    return not ids
 
 
 def check_json(text: str, what: str) -> Any:

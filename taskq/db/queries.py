@@ -1,7 +1,8 @@
 """The loader of named queries.
 
 A file in ``db/sql`` opens with what it is about; then each query follows a line ``-- name: the_name``. Placeholders are
-written ``$1``: asyncpg reads them so, and psycopg does with its raw cursors. ``{{schema}}`` stands for the schema.
+written ``$1``: asyncpg reads them so, and psycopg does with its raw cursors. ``{{schema}}`` stands for the schema, and
+``{{the_name}}`` for the text of a query that stands before, where several share a part.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from types import MappingProxyType
 
 __all__ = ["load"]
 
+_PART = re.compile(r"\{\{(\w+)\}\}")
 _NAME = re.compile(r"^-- name: *(\w+) *$", re.MULTILINE)
 
 
@@ -30,7 +32,11 @@ def load(file: str, schema: str) -> Mapping[str, str]:
     names, bodies = parts[::2], parts[1::2]
     if len(set(names)) != len(names):
         raise ValueError(f"{file}.sql has two queries of one name")
-    found = {
-        name: body.strip().rstrip(";").replace("{{schema}}", schema) for name, body in zip(names, bodies, strict=True)
-    }
+    known = {"schema": schema}
+    found: dict[str, str] = {}
+    for name, body in zip(names, bodies, strict=True):
+        whole = _PART.sub(lambda match: known[match[1]], body)
+        found[name] = whole.strip().rstrip(";")
+        # Without its comments, which would hide what follows on the line where it is a part of another.
+        known[name] = "\n".join(line for line in found[name].splitlines() if not line.startswith("--"))
     return MappingProxyType(found)

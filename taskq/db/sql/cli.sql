@@ -21,32 +21,95 @@ select j.queue from {{schema}}.jobs j
  where j.id = $1::text::uuid and not exists (
    select from {{schema}}.workers w where w.status = 'live' and j.queue = any (w.queues));
 
--- name: jobs
--- The newest jobs first: ids are in the order of enqueueing, so both halves walk a primary key backwards and stop at the
--- limit. "since" is an instant, or seconds before now; it means the end of finished jobs, so that it prunes partitions
--- of history, and the making of the others.
-with bound as (
-  select coalesce($5::timestamptz, {{schema}}.now() - make_interval(secs => $6::double precision)) as since),
-unfinished as (
-  select j.id, j.status, j.queue, j.task, j.attempt, j.max_attempts, j.claim_epoch, j.run_at, j.created_at,
-         null::timestamptz as finished_at, j.held_reason, null::text as error
-    from {{schema}}.jobs j
-   where ($1::text[] is null or j.status = any ($1::text[])) and ($2::text[] is null or j.queue = any ($2::text[]))
-     and ($3::text[] is null or j.task = any ($3::text[]))
-     and ((select since from bound) is null or j.created_at >= (select since from bound))
-   order by j.id desc limit $4::int),
-finished as (
-  select h.id, h.status, h.queue, h.task, h.attempt, h.max_attempts, h.claim_epoch, h.run_at, h.created_at,
-         h.finished_at, null::text as held_reason, concat_ws(': ', h.error ->> 'type', left(h.error ->> 'message', 200)) as error
-    from {{schema}}.history h
-   where ($1::text[] is null or h.status = any ($1::text[])) and ($2::text[] is null or h.queue = any ($2::text[]))
-     and ($3::text[] is null or h.task = any ($3::text[]))
-     and h.finished_at >= coalesce((select since from bound), '-infinity')
-   order by h.id desc limit $4::int)
+-- name: unfinished
+-- A part of the queries below: jobs at work that a filter names. $1 statuses, $2 queues, $3 tasks, $4 tags (all of them),
+-- $5 workers, $6 since and $7 until (here the making), $8 types of errors, $9 reasons why they are held, $10 whether
+-- cancelling was requested, $11 whether the deadline has passed, $12 made before, $13 and $14 the first and last id, $15 as
+-- of when. A null is no condition; conditions on parameters alone are decided once, when the statement is planned.
+select j.id, j.status, j.queue, j.task, j.attempt, j.max_attempts, j.claim_epoch, j.run_at, j.created_at,
+       null::timestamptz as finished_at, j.held_reason, j.deadline, j.cancel_requested_at, j.claimed_by as worker_id, j.tags,
+       null::text as error
+  from {{schema}}.jobs j
+ where ($1::text[] is null or j.status = any ($1::text[])) and ($2::text[] is null or j.queue = any ($2::text[]))
+   and ($3::text[] is null or j.task = any ($3::text[])) and ($4::text[] is null or j.tags @> $4::text[])
+   and ($5::text[] is null or j.claimed_by = any ($5::text[]::uuid[]))
+   and ($6::timestamptz is null or j.created_at >= $6::timestamptz)
+   and ($7::timestamptz is null or j.created_at < $7::timestamptz)
+   and $8::text[] is null and ($9::text[] is null or j.held_reason = any ($9::text[]))
+   and ($10::boolean is null or (j.cancel_requested_at is not null) = $10::boolean)
+   and ($11::boolean is null or coalesce(j.deadline <= {{schema}}.now(), false) = $11::boolean)
+   and ($12::timestamptz is null or j.created_at <= $12::timestamptz)
+   and ($13::text is null or j.id between $13::text::uuid and $14::text::uuid)
+   and ($15::timestamptz is null or j.created_at <= $15::timestamptz)
+
+-- name: finished
+-- A part of the queries below: finished jobs that a filter names, with the same parameters; "since" and "until" mean the
+-- end, so that partitions of history are left out.
+select h.id, h.status, h.queue, h.task, h.attempt, h.max_attempts, h.claim_epoch, h.run_at, h.created_at,
+       h.finished_at, null::text as held_reason, h.deadline, h.cancel_requested_at, h.worker_id, h.tags,
+       nullif(concat_ws(': ', h.error ->> 'type', left(h.error ->> 'message', 200)), '') as error
+  from {{schema}}.history h
+ where ($1::text[] is null or $1::text[] && array['succeeded', 'failed', 'cancelled'] and h.status = any ($1::text[]))
+   and ($1::text[] is null or 'succeeded' = any ($1::text[]) or h.status <> 'succeeded')
+   and ($2::text[] is null or h.queue = any ($2::text[])) and ($3::text[] is null or h.task = any ($3::text[]))
+   and ($4::text[] is null or h.tags @> $4::text[]) and ($5::text[] is null or h.worker_id = any ($5::text[]::uuid[]))
+   and ($6::timestamptz is null or h.finished_at >= $6::timestamptz)
+   and ($7::timestamptz is null or h.finished_at < $7::timestamptz)
+   and ($8::text[] is null or h.status <> 'succeeded' and h.error ->> 'type' = any ($8::text[]))
+   and $9::text[] is null and ($10::boolean is null or (h.cancel_requested_at is not null) = $10::boolean)
+   and ($11::boolean is null or coalesce(h.deadline <= h.finished_at, false) = $11::boolean)
+   and ($12::timestamptz is null or h.created_at <= $12::timestamptz)
+   and ($13::text is null or h.id between $13::text::uuid and $14::text::uuid)
+   and ($15::timestamptz is null or h.finished_at <= $15::timestamptz)
+
+-- name: newest_jobs
+-- Ids are in the order of enqueueing, so both halves walk a primary key and stop at the limit.
 select a.id::text as id, a.status, a.queue, a.task, a.attempt, a.max_attempts, a.claim_epoch, a.run_at, a.created_at,
-       a.finished_at, a.held_reason, nullif(a.error, '') as error
-  from (select * from unfinished union all select * from finished) a
- order by a.id desc limit $4::int;
+       a.finished_at, a.held_reason, a.deadline, a.cancel_requested_at, a.worker_id::text as worker_id, a.tags, a.error
+  from (({{unfinished}} order by j.id desc limit $16::int) union all ({{finished}} order by h.id desc limit $16::int)) a
+ order by a.id desc limit $16::int;
+
+-- name: oldest_jobs
+-- The same from the other end.
+select a.id::text as id, a.status, a.queue, a.task, a.attempt, a.max_attempts, a.claim_epoch, a.run_at, a.created_at,
+       a.finished_at, a.held_reason, a.deadline, a.cancel_requested_at, a.worker_id::text as worker_id, a.tags, a.error
+  from (({{unfinished}} order by j.id limit $16::int) union all ({{finished}} order by h.id limit $16::int)) a
+ order by a.id limit $16::int;
+
+-- name: count_jobs
+-- How many jobs a filter names, by status.
+select a.status, count(*)::int as n from (({{unfinished}}) union all ({{finished}})) a group by a.status order by a.status;
+
+-- name: next_unfinished
+-- A batch of jobs at work, by id: those after $16, at most $17.
+select m.id::text as id, null::timestamptz as finished_at
+  from ({{unfinished}} and j.id > $16::text::uuid order by j.id limit $17::int) m;
+
+-- name: next_finished
+-- A batch of jobs that failed or were cancelled, in the order of an index: those after the end $16 and the id $17, at most $18.
+select m.id::text as id, m.finished_at
+  from ({{finished}} and h.status <> 'succeeded' and h.finished_at >= $16::timestamptz
+          and (h.finished_at, h.id) > ($16::timestamptz, $17::text::uuid)
+         order by h.finished_at, h.id limit $18::int) m;
+
+-- name: steer_many
+-- One batch of a bulk action, with its rows of audit.
+select s.job_id::text as id, s.answer, s.why from {{schema}}.steer_many($1::text, $2::text[]::uuid[], $3::text, $4::text, $5::text::jsonb) s;
+
+-- name: lock_timeout
+-- Gives up a wait for a lock after so long, within the transaction.
+select set_config('lock_timeout', $1, true);
+
+-- name: now
+-- The database's clock.
+select {{schema}}.now() as now;
+
+-- name: like_id
+-- The jobs whose ids lie between two, at most $3.
+select a.id::text as id, a.status, a.task, a.created_at from {{schema}}.all_jobs a
+ where a.id between $1::text::uuid and $2::text::uuid
+   and (a.finished_at is null or a.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day')
+ order by a.id limit $3::int;
 
 -- name: job
 -- One job whole. A job cannot end before its id was made, so older partitions of history are left out.
@@ -69,6 +132,13 @@ select a.claim_epoch, a.generation, a.attempt, a.outcome, a.worker_id::text as w
 -- name: audit
 -- What operators did about one job or queue.
 select a.at, a.actor, a.action, a.reason, a.details from {{schema}}.audit a where a.subject = $1::text order by a.at;
+
+-- name: audits
+-- What operators did, the newest first: $1 actions, $2 subjects, $3 actors, $4 since, $5 at most.
+select a.at, a.actor, a.db_user, a.action, a.subject, a.reason, a.details from {{schema}}.audit a
+ where ($1::text[] is null or a.action = any ($1::text[])) and ($2::text[] is null or a.subject = any ($2::text[]))
+   and ($3::text[] is null or a.actor = any ($3::text[])) and ($4::timestamptz is null or a.at >= $4::timestamptz)
+ order by a.id desc limit $5::int;
 
 -- name: cancel
 select {{schema}}.cancel($1::text::uuid, $2::text, $3::text) as answer;
@@ -105,6 +175,33 @@ select w.id::text as id, w.name, w.status, w.hostname, w.pid, w.queues, w.tasks,
  cross join lateral (select count(*)::int as claimed from {{schema}}.jobs j where j.claimed_by = w.id) c
  where $1::boolean or w.status in ('live', 'draining')
  order by w.id desc limit $2::int;
+
+-- name: find_workers
+-- Workers of a name or an id, those at work first.
+select w.id::text as id, w.name, w.status, w.hostname, w.pid, w.queues, w.tasks, w.concurrency, c.claimed, w.version,
+       w.capability_level, w.started_at, w.renewed_at, w.lease, w.lease_expires_at, w.ended_at
+  from {{schema}}.workers w
+ cross join lateral (select count(*)::int as claimed from {{schema}}.jobs j where j.claimed_by = w.id) c
+ where w.name = $1::text or w.id::text = lower($1::text)
+ order by (w.status in ('live', 'draining')) desc, w.id desc limit 100;
+
+-- name: worker_ids
+-- Every worker of a name or an id.
+select w.id::text as id from {{schema}}.workers w where w.name = $1::text or w.id::text = lower($1::text);
+
+-- name: claimed_jobs
+-- What a worker has claimed, the longest first.
+select j.id::text as id, j.status, j.task, j.queue, j.claim_epoch, j.claimed_at, j.cancel_requested_at
+  from {{schema}}.jobs j where j.claimed_by = $1::text::uuid order by j.claimed_at, j.id limit $2::int;
+
+-- name: drain
+select {{schema}}.drain($1::text::uuid, $2::text, $3::text) as answer;
+
+-- name: names
+-- For the completion of a shell: queues and tasks that begin so.
+select n.name from (select q.name, 'queue' as kind from {{schema}}.queues q
+  union select c.queue, 'queue' from {{schema}}.task_config c union select c.task, 'task' from {{schema}}.task_config c) n
+ where n.kind = $1::text and starts_with(n.name, $2::text) order by n.name limit 100;
 
 -- name: verify
 -- Every violation of the laws; "since" is an instant, or seconds before now.
