@@ -239,3 +239,50 @@ async def test_partitions_are_made_before_anything_needs_them(
         assert "RecoveryExhausted" in (await until_status(aconn, lost.id, "failed"))["error"]
     assert events.of("job.not_settled") == []
     assert events.of("duty.failed") == []
+
+
+SURVEY = """create or replace function taskq.survey(p_queues text[], p_tasks text[])
+    returns table (kind text, name text, n integer) language plpgsql as $$ begin {} end $$"""
+
+
+async def test_a_survey_that_is_refused_keeps_nobody_from_leading(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    @app.task(name="waits")
+    async def waits(n: int) -> int:
+        return n
+
+    await aconn.execute(SURVEY.format("raise exception using errcode = 'XX002';"))
+    job = await waits.enqueue(1)
+    await lost_worker(aconn)
+    async with run_worker(lease=1):
+        assert await job.result(timeout=10) == 1
+        await aeventually(lambda: [e for e in events.of("duty.failed") if e["duty"] == "survey"])
+    assert "XX002" in events.of("duty.failed")[0]["error"]
+
+
+async def test_a_slow_survey_is_made_apart(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    @app.task
+    async def nothing() -> None: ...
+
+    await aconn.execute(
+        SURVEY.format(
+            "perform pg_sleep(case when p_queues = '{}' then 0 else 0.3 end);"
+            " return query select 'unknown_task'::text, coalesce(p_queues[1], 'none'), 1;"
+        )
+    )
+    async with run_worker(lease=1) as worker:
+        # Told of by surveys apart as well: the look itself asks for no queue then.
+        await aeventually(lambda: worker._reported_unknown == {"default"})
+        asked: list[object] = []
+        looks = worker._maintenance._conn.fetch
+
+        async def watched(query: str, *args: object) -> list[object]:
+            asked.append((query == worker._maintenance._sql["survey"], *args[-2:-1]))
+            return await looks(query, *args)
+
+        worker._maintenance._conn.fetch = watched  # type: ignore[method-assign, assignment]
+        await aeventually(lambda: (True, ["default"]) in asked and (False, []) in asked)
+    assert events.of("duty.failed") == []
