@@ -31,7 +31,7 @@ _GIVEN_AS: Mapping[str, str] = MappingProxyType({"app": "the command line", "que
 """Settings that the command line names otherwise than ``--name``."""
 # Of the installation, of the tests, and what an orchestrator sets beside a service that is called taskq.
 _OTHER_VARIABLES = re.compile(
-    r"TASKQ_(HOME|PRINT_ORIGIN|UNDER_TEST|TEST_\w+|PORT|PORT_\d+_\w+|SERVICE_HOST|SERVICE_PORT(_\w+)?)"
+    r"TASKQ_(HOME|FAULT|PRINT_ORIGIN|UNDER_TEST|TEST_\w+|PORT|PORT_\d+_\w+|SERVICE_HOST|SERVICE_PORT(_\w+)?)"
 )
 
 

@@ -25,6 +25,8 @@ MEANING = {
     "embedded.started": "the embedded PostgreSQL was started",
     "embedded.stopped": "the embedded PostgreSQL was stopped by its last user",
     "exchange.unreadable": "an answer of the database could not be read; its ends are sent again, its claims released",
+    "fault.armed": "a test has armed a fault in this process (`taskq.testing.faults`)",
+    "fault.fired": "a fault that a test armed has struck",
     "job.abandoned": "a body could not be stopped in time; its job is handed back and the process ends",
     "job.cancelled": "an attempt ended as cancelled",
     "job.claim_without_body": "the database had a claim that runs nowhere here; it was released",

@@ -14,6 +14,7 @@ from taskq import errors
 from taskq.db.dsn import describe_dsn
 from taskq.db.pools import connect_async
 from taskq.telemetry import get_logger
+from taskq.worker.points import WatchedExchange
 
 log = get_logger("worker")
 
@@ -62,14 +63,18 @@ class Connection:
         self.on_open: Callable[[asyncpg.Connection], Any] | None = None
         """Awaited with each connection that was opened, before it is used."""
 
-    async def fetch(self, query: str, *args: Any) -> list[Any]:
-        """Run one statement; errors of the database and of the connection are the caller's to handle."""
+    async def fetch(self, query: str, *args: Any, through: WatchedExchange | None = None) -> list[Any]:
+        """Run one statement, ``through`` whoever watches it; errors of database and connection are the caller's."""
         async with self._lock:
             conn = self._conn
             if conn is None or conn.is_closed():
                 conn = await self._open()
             try:
-                rows: list[Any] = await conn.fetch(query, *args, timeout=self._timeout)
+                rows: list[Any]
+                if through is None:
+                    rows = await conn.fetch(query, *args, timeout=self._timeout)
+                else:
+                    rows = await through(conn, query, args, self._timeout)
             except BaseException as exc:
                 if not isinstance(exc, asyncpg.PostgresError) or is_connection_failure(exc) or conn.is_closed():
                     self._drop()

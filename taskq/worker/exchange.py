@@ -16,6 +16,7 @@ from uuid import UUID
 
 from taskq.policy import ExecutionPolicy
 from taskq.telemetry import get_logger
+from taskq.worker import points
 from taskq.worker.claims import Claim, Counts, End
 from taskq.worker.complete import BATCH, Outbox, arrays, next_outcome_id
 from taskq.worker.connection import DATABASE_ERRORS, Connection
@@ -105,6 +106,7 @@ class Exchanger:
         self._alone: tuple[UUID, int] | None = None
         self._others_first = False
         self._closed = False
+        self._watched: points.WatchedExchange | None = None
         self.worker_id: UUID | None = None
         """The registration under which to claim; None: do not claim."""
         self._blocks: set[Block] = {"registering"}
@@ -226,6 +228,7 @@ class Exchanger:
         self.started += 1
         self.in_flight = self.started
         self._notified = False
+        self._watch(batch, limit)
         try:
             rows = await self._conn.fetch(
                 self._sql["exchange"],
@@ -235,6 +238,7 @@ class Exchanger:
                 self._tasks,
                 *self._lanes.lanes(rescan=rescan),
                 self._resender.skip,
+                through=self._watched,
             )
             missed = [row for row in rows if row["kind"] == "missed"]
             claims = [Claim.from_row(worker_id, row, started) for row in rows if row["kind"] == "job"] if limit else []
@@ -249,6 +253,8 @@ class Exchanger:
         self._resender.ends_only = False
         if batch:
             await self._ended(batch, missed)
+            if self._watched is not None:
+                self._watched.acted("ends")
         if limit:
             if any(row["kind"] == "lease" for row in rows):
                 self._next_claim = self._loop.time() + 0.2
@@ -256,6 +262,10 @@ class Exchanger:
             else:
                 await self._claimed(claims, limit, rescan, started)
         self.in_flight = 0
+
+    def _watch(self, batch: list[End], limit: int) -> None:
+        watch = points.watch
+        self._watched = None if watch is None else watch.exchange(self._conn, self._outbox, batch, limit)
 
     # Ends -----------------------------------------------------------------------------------------------------------
 
@@ -335,8 +345,10 @@ class Exchanger:
             # Stopped while the answer was on its way.
             for claim in claims:
                 self.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task)
-            return
-        self._executor.put([(c, self._policy_of(c)) for c in claims])
+        else:
+            self._executor.put([(c, self._policy_of(c)) for c in claims])
+        if self._watched is not None:
+            self._watched.acted("claims")
 
     def _policy_of(self, claim: Claim) -> ExecutionPolicy:
         return self._policies.get(claim.policy_id, claim.task)
@@ -348,8 +360,11 @@ class Exchanger:
         self.started += 1
         self.in_flight = self.started
         self._last_sent = self._loop.time()
+        self._watch([], 1)
         try:
-            rows = await self._conn.fetch(self._sql["claim_suspect"], worker_id, self._tasks, self._queues)
+            rows = await self._conn.fetch(
+                self._sql["claim_suspect"], worker_id, self._tasks, self._queues, through=self._watched
+            )
         except DATABASE_ERRORS as exc:
             self.in_flight = 0
             await self._conn.pause_after_failure(exc)
