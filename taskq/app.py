@@ -122,8 +122,11 @@ class TaskQ:
         max_recoveries: int | Unset = UNSET,
         max_retry_afters: int | Unset = UNSET,
         max_snoozes: int | Unset = UNSET,
+        process: bool = False,
     ) -> TaskDecorator: ...
-    def task(self, fn: Callable[..., Any] | None = None, /, *, name: str | None = None, **layer: Any) -> Any:
+    def task(
+        self, fn: Callable[..., Any] | None = None, /, *, name: str | None = None, process: bool = False, **layer: Any
+    ) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", timeout="30s")``.
 
         The function is ``async def`` or ``def``; a first parameter annotated as ``JobContext`` gets the attempt's
@@ -133,6 +136,10 @@ class TaskQ:
             fn: The function.
             name: What the task is called on jobs; the function's own name by default. It must stay the same for as
                 long as jobs of it are stored, wherever the function moves.
+            process: Run bodies in a child process of the worker, which a timeout or a cancel ends for certain, and
+                whose crash, leak or hold on the GIL touches nothing else. For work in C code, for long computing and
+                for code that is not trusted to end. Arguments and results travel as stored; context variables and
+                global state of the worker do not.
             **layer: What the task says about the policy: queue, priority (0 to 9, higher first), retry,
                 max_attempts, timeout, deadline (from enqueue), effect_class (``"pure"`` or ``"idempotent"``),
                 max_recoveries, max_retry_afters, max_snoozes. Durations as ``"30s"`` or seconds. Without
@@ -149,7 +156,7 @@ class TaskQ:
         def register(function: Callable[..., Any]) -> Task[Any, Any]:
             is_async = hasattr(function, "__code__") and bool(function.__code__.co_flags & 0x80)
             kind = AsyncTask if is_async else SyncTask
-            made: Task[Any, Any] = kind(self, function, name=name, layer=options, localns=localns)
+            made: Task[Any, Any] = kind(self, function, name=name, layer=options, localns=localns, process=process)
             if made.name in self._tasks:
                 raise TaskDefinitionError(
                     f"two tasks are named {made.name!r}: {_place(self._tasks[made.name].fn)} and {_place(function)}; "

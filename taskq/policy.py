@@ -91,7 +91,7 @@ def _names(what: str, kinds: Iterable[type[BaseException] | str]) -> tuple[str, 
     found = []
     for kind in kinds:
         if isinstance(kind, type) and issubclass(kind, BaseException):
-            found.append(_qualified(kind))
+            found.append(kind_name(kind))
         elif isinstance(kind, str) and kind:
             found.append(kind)
         else:
@@ -99,7 +99,13 @@ def _names(what: str, kinds: Iterable[type[BaseException] | str]) -> tuple[str, 
     return tuple(sorted(set(found)))
 
 
-def _qualified(kind: type) -> str:
+def kinds_of(exc: BaseException) -> list[str]:
+    """The qualified names of an exception's class and of those that it is derived from."""
+    return [kind_name(c) for c in type(exc).__mro__]
+
+
+def kind_name(kind: type) -> str:
+    """The qualified name of a class, as retry rules have it."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
@@ -234,9 +240,11 @@ class Retry:
 
     def retries(self, exc: BaseException) -> bool:
         """Whether this kind of failure may be tried again; says nothing about how many attempts are left."""
-        if self.on is None and not self.give_up_on:
-            return True
-        kinds = {_qualified(c) for c in type(exc).__mro__}
+        return (self.on is None and not self.give_up_on) or self.retries_kinds(kinds_of(exc))
+
+    def retries_kinds(self, kinds: Iterable[str]) -> bool:
+        """Like ``retries``, for an exception of another process, by what ``kinds_of`` says of it there."""
+        kinds = set(kinds)
         if kinds.intersection(self.give_up_on):
             return False
         return self.on is None or bool(kinds.intersection(self.on))

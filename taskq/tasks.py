@@ -82,6 +82,7 @@ class Task(_Enqueues[P, R]):
         codec: How its arguments and results are stored.
         layer: What its declaration says about the policy.
         policy: The whole policy of a job that is enqueued without more.
+        process: Whether workers run it in a child process.
         required_worker_schema: The capability level that its jobs require of a worker; None for none.
     """
 
@@ -97,6 +98,7 @@ class Task(_Enqueues[P, R]):
         "layer",
         "name",
         "policy",
+        "process",
         "required_worker_schema",
         "takes_context",
     )
@@ -109,6 +111,7 @@ class Task(_Enqueues[P, R]):
         name: str | None = None,
         layer: PolicyLayer,
         localns: Mapping[str, Any] | None = None,
+        process: bool = False,
     ) -> None:
         _check_function(fn)
         self._owner = app
@@ -117,6 +120,7 @@ class Task(_Enqueues[P, R]):
         self.is_async = inspect.iscoroutinefunction(fn)
         self.codec = TaskCodec(fn, localns=localns)
         self.takes_context = self.codec.takes_context
+        self.process = _check_process(self.name, process)
         self.layer = layer
         self.policy = app.resolve_policy(layer)
         self.required_worker_schema: int | None = None
@@ -181,7 +185,7 @@ class AsyncTask(Task[P, R]):
 
 
 class SyncTask(Task[P, R]):
-    """A task whose function is a plain ``def``; workers run it in a thread."""
+    """A task whose function is a plain ``def``; workers run it in a thread, or with ``process=True`` in a child."""
 
     __slots__ = ()
 
@@ -247,3 +251,9 @@ def _check_function(fn: object) -> None:
 
 def _check_task_name(name: str) -> str:
     return check_name("the name of a task", name)
+
+
+def _check_process(name: str, process: object) -> bool:
+    if not isinstance(process, bool):
+        raise TaskDefinitionError(f"task {name}: process is {process!r}; give True or False")
+    return process

@@ -81,6 +81,8 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:  # of another process
+            line["exception"] = record.exc_text
         return json.dumps(line, default=str)
 
 

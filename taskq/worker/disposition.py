@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 from taskq import errors
 from taskq.outcomes import RetryAfter, Snooze
-from taskq.policy import ExecutionPolicy
+from taskq.policy import ExecutionPolicy, kind_name
 from taskq.worker.claims import Claim, Interrupt, Outcome
 
 
@@ -34,6 +34,14 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
+class RaisedElsewhere:
+    """The body raised in a child process; what is known of it are the record and the names of its classes."""
+
+    error: dict[str, Any]
+    kinds: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupted:
     """The worker stopped the body, and it has ended; or it had not started."""
 
@@ -42,7 +50,9 @@ class Interrupted:
 
 
 ReleaseReason = Literal["shutdown", "lease", "stale", "stopped"]
-BodyEnd = Returned | Raised | Interrupted
+BodyEnd = Returned | Raised | RaisedElsewhere | Interrupted
+_FINAL: Final = frozenset(map(kind_name, (errors.PayloadError, errors.ResultNotStorable)))
+"""Errors of a child process after which trying again cannot help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +111,8 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
             return Disposition("failed", error=errors.describe(exc))
         case Raised(exc):
             return _failure(claim, policy, exc)
+        case RaisedElsewhere(error, kinds):
+            return _charged(claim, policy, error, _FINAL.isdisjoint(kinds) and policy.retry.retries_kinds(kinds))
     raise AssertionError(end)
 
 
@@ -124,9 +136,13 @@ def released(reason: ReleaseReason, body_started: bool) -> dict[str, Any]:
 
 
 def _failure(claim: Claim, policy: ExecutionPolicy, exc: BaseException) -> Disposition:
+    may_retry = claim.attempt + 1 < claim.max_attempts and policy.retry.retries(exc)
+    return _charged(claim, policy, errors.describe(exc), may_retry)
+
+
+def _charged(claim: Claim, policy: ExecutionPolicy, error: dict[str, Any], may_retry: bool) -> Disposition:
     used = claim.attempt + 1
-    error = errors.describe(exc)
-    if used >= claim.max_attempts or not policy.retry.retries(exc):
+    if used >= claim.max_attempts or not may_retry:
         return Disposition("failed", error=error)
     return Disposition("retry", error=error, delay=policy.retry.backoff.delay(used, random.random()))
 

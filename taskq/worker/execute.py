@@ -4,21 +4,20 @@ A task, a cancel scope and a timer a job cost three times what a body of nothing
 Each runs jobs inline, one after the other; when control returns to the loop while jobs still wait, the next idle one
 is woken. A body is interrupted by cancelling its consumer's task, and the consumer takes the cancellation back
 (``uncancel``) once the body has ended; one whose task is still held by something then goes on in a fresh task
-(``leftovers``). Plain functions run in threads, which cannot be stopped: their claim is kept
-until they end.
+(``leftovers``). Plain functions run in threads, which cannot be stopped: their claim is kept until they end. Tasks
+with ``process=True`` run in child processes (``process_pool``), which can.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
-import threading
+import math
 import types
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, TypeVar
 from uuid import UUID
 
 from taskq import errors
@@ -26,9 +25,14 @@ from taskq.context import JobContext
 from taskq.policy import ExecutionPolicy
 from taskq.tasks import Task
 from taskq.telemetry import get_logger
+from taskq.worker.bodies import Threads, drive, returned, self_cancelled
 from taskq.worker.claims import Claim, Interrupt
 from taskq.worker.disposition import BodyEnd, Interrupted, Raised, Returned
 from taskq.worker.leftovers import holders
+from taskq.worker.process_body import ProcessBody
+from taskq.worker.process_pool import Launch, ProcessPool
+from taskq.worker.running import RANK, Running
+from taskq.worker.timeouts import Sweeper
 
 log = get_logger("worker")
 
@@ -36,43 +40,8 @@ SLICE = 0.005
 """Seconds that consumers run bodies inline before the loop gets a turn."""
 CLOSE_WITHIN = 1.0
 """Seconds that bodies get to end when the consumers are ended under them."""
-ASK_AGAIN = 5.0
-"""Seconds after which a body that goes on in spite of its timeout is cancelled again, each time."""
-SWEEP = 0.05
-"""Seconds between looks for bodies past their timeout."""
-_RANK: Final[dict[Interrupt, int]] = {"cancel": 1, "timeout": 1, "shutdown": 2, "lease": 3}
-"""A body that is being stopped already is told again only for a reason of higher rank: it may have gone on."""
 
-
-class Running:
-    """One body that runs: who runs it, since when, and why it is being stopped."""
-
-    __slots__ = (
-        "asked_at",
-        "claim",
-        "context",
-        "deaf",
-        "interrupt",
-        "policy",
-        "rank",
-        "started",
-        "task",
-        "thread",
-        "timed_out_at",
-    )
-
-    def __init__(self, claim: Claim, policy: ExecutionPolicy, context: JobContext, started: float) -> None:
-        self.claim = claim
-        self.policy = policy
-        self.context = context
-        self.started = started
-        self.task: asyncio.Task[None] | None = None
-        self.thread = False
-        self.interrupt: Interrupt | None = None
-        self.rank = 0
-        self.timed_out_at: float | None = None
-        self.asked_at = 0.0
-        self.deaf = False
+T = TypeVar("T")
 
 
 class Executor:
@@ -84,6 +53,7 @@ class Executor:
         on_end: Called in the loop with the claim, its policy and how the body ended.
         may_start: Asked before each body whether the lease still holds: after a suspended machine or a stopped process
             the loop goes on where it was, and claims may long be another worker's.
+        launch: How child processes are started, for tasks with ``process=True``.
     """
 
     def __init__(
@@ -92,6 +62,7 @@ class Executor:
         concurrency: int,
         on_end: Callable[[Claim, ExecutionPolicy, BodyEnd], None],
         may_start: Callable[[], bool] = lambda: True,
+        launch: Launch | None = None,
     ) -> None:
         self._tasks = tasks
         self._concurrency = concurrency
@@ -101,12 +72,11 @@ class Executor:
         self._idle: list[asyncio.Future[None]] = []
         self._baton = False
         self._slice_ends = 0.0
-        self._sweeping = False
         self._empty = asyncio.Event()
         self._empty.set()
         self._consumers: list[asyncio.Task[None]] = []
         self._closing = False
-        self._threads: ThreadPoolExecutor | None = None
+        self._launch = launch or Launch()
         self._threads_left = 0
         self.running: dict[UUID, Running] = {}
         self.mean_seconds = 1.0
@@ -115,6 +85,9 @@ class Executor:
     def start(self) -> None:
         """Start the consumers in the running loop."""
         self._loop = asyncio.get_running_loop()
+        self._sweeper = Sweeper(self._loop, self.running, self.interrupt)
+        self._threads = Threads(self._concurrency, self._loop)
+        self._processes = ProcessPool(self._launch, self._concurrency)
         self._consumers = [
             self._loop.create_task(self._consume(n), name=f"taskq-consumer-{n}") for n in range(self._concurrency)
         ]
@@ -156,7 +129,8 @@ class Executor:
     def interrupt(self, job_id: UUID, by: Interrupt, epoch: int | None = None) -> bool:
         """Stop a body; answers whether the attempt is here.
 
-        A coroutine is cancelled; a function in a thread is only told, through its context. A claim that waits for a
+        A coroutine is cancelled; a function in a thread is only told, through its context; a child process is killed
+        if telling does not help. A claim that waits for a
         consumer ends as cancelled without a body. A body that is being stopped already is left to it, unless what
         comes is graver: the first reason says how the attempt ends, but it may have gone on in spite of it.
         """
@@ -167,17 +141,14 @@ class Executor:
             return False
         if by == "cancel":
             run.context.cancel_requested = True
-        if _RANK[by] <= run.rank:
+        if RANK[by] <= run.rank:
             if run.deaf and run.task is not None:
                 run.task.cancel()
             return True
-        run.rank = _RANK[by]
+        run.rank = RANK[by]
         if run.interrupt is None or (run.interrupt == "timeout" and by == "lease"):
             run.interrupt = by
-        if run.thread:
-            run.context.cancel_requested = True
-        elif run.task is not None:
-            run.task.cancel()
+        run.stop()
         return True
 
     def _cancel_waiting(self, job_id: UUID, epoch: int | None) -> bool:
@@ -201,12 +172,13 @@ class Executor:
     async def close(self, within: float = CLOSE_WITHIN) -> None:
         """End the consumers. Bodies that still run are cancelled, and left behind if they do not end in time."""
         self._closing = True
+        self._sweeper.close()
         for consumer in self._consumers:
             consumer.cancel()
         if self._consumers:
             await asyncio.wait(self._consumers, timeout=within)
-        if self._threads is not None:
-            self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
+        await self._processes.close(within)
 
     @property
     def left_behind(self) -> int:
@@ -280,16 +252,17 @@ class Executor:
         self._empty.clear()
         end: BodyEnd
         try:
-            kwargs = task.codec.decode(claim.payload)
             if policy.timeout is not None:
-                self._sweep_soon()
-            if task.is_async:
+                self._sweeper.watch()
+            if task.process:
+                end = await self._in_process(run, task)
+            elif task.is_async:
+                kwargs = task.codec.decode(claim.payload)
                 coro = task.fn(context, **kwargs) if task.takes_context else task.fn(**kwargs)
-                value = await _drive(coro, contextvars.copy_context())
+                end = returned(task, await drive(coro, contextvars.copy_context()))
             else:
                 run.thread = True
-                value = await self._in_thread(run, task, kwargs)
-            end = _returned(task, value)
+                end = returned(task, await self._in_thread(run, task, task.codec.decode(claim.payload)))
         except BaseException as exc:
             if run.interrupt is not None:
                 # Whatever a body raises while it is being stopped, it was stopped.
@@ -299,7 +272,7 @@ class Executor:
             elif self._closing:
                 raise
             else:
-                end = Raised(_self_cancelled(exc))
+                end = Raised(self_cancelled(exc))
         finally:
             del self.running[claim.job_id]
             if not self.running:
@@ -324,69 +297,37 @@ class Executor:
                 await asyncio.sleep(0)
 
     async def _in_thread(self, run: Running, task: Task[..., Any], kwargs: dict[str, Any]) -> Any:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="taskq-body")
-        context = contextvars.copy_context()
-
-        def body() -> tuple[Any, BaseException | None]:
-            threading.current_thread().name = f"taskq-body {task.name} {run.claim.job_id}"
-            args = (run.context,) if task.takes_context else ()
-            try:
-                return context.run(task.fn, *args, **kwargs), None
-            except BaseException as exc:
-                # Handed over as a value: a future refuses to hold StopIteration, and then never ends.
-                return None, exc
-
-        future = asyncio.wrap_future(self._threads.submit(body), loop=self._loop)
-        while not future.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([future])
-            if self._closing and not future.done():
-                self._threads_left += 1
-                raise asyncio.CancelledError
-        value, error = future.result()
+        future = self._threads.run(run, task, kwargs)
+        try:
+            value, error = await self._until_done(future)
+        except asyncio.CancelledError:
+            self._threads_left += 1
+            raise
         if error is not None:
             raise error
         return value
 
-    # Timeouts ---------------------------------------------------------------------------------------------------
+    async def _in_process(self, run: Running, task: Task[..., Any]) -> BodyEnd:
+        # The timeout is for the body: the start of a process has a bound of its own.
+        run.started = math.inf
 
-    def _sweep_soon(self) -> None:
-        if not self._sweeping:
-            self._sweeping = True
-            self._loop.call_later(SWEEP, self._sweep)
+        def on_start() -> None:
+            run.started = self._loop.time()
 
-    def _sweep(self) -> None:
-        self._sweeping = False
-        now = self._loop.time()
-        again = False
-        for run in list(self.running.values()):
-            timeout = run.policy.timeout
-            if timeout is None or run.interrupt not in (None, "timeout"):
-                continue
-            again = True
-            if run.interrupt is None and now - run.started >= timeout:
-                run.timed_out_at = run.asked_at = now
-                self.interrupt(run.claim.job_id, "timeout")
-            elif run.interrupt is not None and not run.thread and now - run.asked_at >= ASK_AGAIN:
-                self._ask_again(run, now)
-        if again and not self._closing:
-            self._sweep_soon()
+        run.process = ProcessBody(self._processes, task, run.claim, on_start)
+        end = await self._until_done(self._loop.create_task(run.process.run()))
+        if run.interrupt is not None and not isinstance(end, Returned):
+            return Interrupted(run.interrupt, started=run.started < math.inf)
+        return end
 
-    def _ask_again(self, run: Running, now: float) -> None:
-        """A coroutine that swallowed its timeout holds its slot: tell once, and cancel it again."""
-        run.asked_at = now
-        if run.task is not None:
-            run.task.cancel()
-        if not run.deaf:
-            run.deaf = True
-            log.warning(
-                "job.timeout_ignored",
-                job_id=run.claim.job_id,
-                task=run.claim.task,
-                timeout=run.policy.timeout,
-                seconds=round(now - run.started, 1),
-            )
+    async def _until_done(self, future: asyncio.Future[T]) -> T:
+        """Wait for what ends by itself, or by other means than a cancellation; only closing ends the wait."""
+        while not future.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait([future])
+            if self._closing and not future.done():
+                raise asyncio.CancelledError
+        return future.result()
 
 
 def job_in(frame: types.FrameType | None) -> Claim | None:
@@ -397,44 +338,3 @@ def job_in(frame: types.FrameType | None) -> Claim | None:
             return claim if isinstance(claim, Claim) else None
         frame = frame.f_back
     return None
-
-
-def _returned(task: Task[..., Any], value: Any) -> BodyEnd:
-    """The body has done its work; whatever is wrong with its result, it is not run again for that."""
-    try:
-        return Returned(task.codec.encode_result(value))
-    except errors.ResultNotStorable as exc:
-        return Raised(exc)
-    except Exception as exc:
-        error = errors.ResultNotStorable(
-            f"the result of {task.name} cannot be stored: {errors.describe(exc)['message']}"
-        )
-        error.__cause__ = exc
-        return Raised(error)
-
-
-def _self_cancelled(exc: BaseException) -> errors.TaskQError:
-    error = errors.TaskQError("the body was cancelled by itself or by something that it awaited, not by taskq")
-    error.__cause__ = exc
-    return error
-
-
-@types.coroutine
-def _drive(coro: Coroutine[Any, Any, Any], context: contextvars.Context) -> Generator[Any, Any, Any]:
-    """Run a body in a context of its own inside the current task; what it awaits is handed on to the loop unchanged."""
-    error: BaseException | None = None
-    value: Any = None
-    while True:
-        try:
-            awaited = context.run(coro.send, value) if error is None else context.run(coro.throw, error)
-        except StopIteration as stop:
-            return stop.value
-        error = None
-        try:
-            value = yield awaited
-        except GeneratorExit:
-            context.run(coro.close)
-            raise
-        except BaseException as exc:
-            error = exc
-            value = None

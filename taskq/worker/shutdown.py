@@ -22,9 +22,10 @@ from taskq.worker.complete import Outbox, make_end
 from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.disposition import Interrupted, decide
 from taskq.worker.exchange import Exchanger
-from taskq.worker.execute import Executor, Running
+from taskq.worker.execute import Executor
 from taskq.worker.registration import Registration
 from taskq.worker.report import report
+from taskq.worker.running import Running
 
 log = get_logger("worker")
 

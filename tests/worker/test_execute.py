@@ -22,7 +22,7 @@ from worker_kit import Events, Gates, RunWorker, claim_of, outcomes, until_statu
 from taskq import JobContext, TaskQ
 from taskq.errors import JobCancelled
 from taskq.policy import ExecutionPolicy
-from taskq.worker import execute
+from taskq.worker import timeouts
 from taskq.worker.claims import Claim
 from taskq.worker.disposition import BodyEnd, Interrupted, Raised, Returned
 from taskq.worker.execute import Executor
@@ -78,7 +78,7 @@ async def bench_of(anyio_backend: str) -> AsyncIterator[BenchOf]:
 async def test_a_body_that_swallows_its_timeout_is_told_of_once_and_asked_again(
     local_app: TaskQ, events: Events, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(execute, "ASK_AGAIN", 0.2)
+    monkeypatch.setattr(timeouts, "ASK_AGAIN", 0.2)
     asked: list[str] = []
 
     @local_app.task
@@ -92,10 +92,10 @@ async def test_a_body_that_swallows_its_timeout_is_told_of_once_and_asked_again(
     bench = Bench(local_app)
     job = bench.put("swallows", policy=ExecutionPolicy(timeout=0.1))
     await aeventually(lambda: len(asked) == 2)
-    monkeypatch.setattr(execute, "ASK_AGAIN", 60)
+    monkeypatch.setattr(timeouts, "ASK_AGAIN", 60)
     assert bench.executor.interrupt(job, "cancel"), "an operator's cancel"
     await aeventually(lambda: len(asked) == 3)
-    monkeypatch.setattr(execute, "ASK_AGAIN", 0.2)
+    monkeypatch.setattr(timeouts, "ASK_AGAIN", 0.2)
     await bench.end_of(job)
     [told] = events.of("job.timeout_ignored")
     assert told["job_id"] == str(job)

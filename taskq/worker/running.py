@@ -1,0 +1,62 @@
+"""One body that runs, as the parts of a worker see it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from taskq.context import JobContext
+from taskq.policy import ExecutionPolicy
+from taskq.worker.claims import Claim, Interrupt
+
+if TYPE_CHECKING:
+    from taskq.worker.process_body import ProcessBody
+
+RANK: Final[dict[Interrupt, int]] = {"cancel": 1, "timeout": 1, "shutdown": 2, "lease": 3}
+"""A body that is being stopped already is told again only for a reason of higher rank: it may have gone on."""
+
+
+class Running:
+    """One body that runs: who runs it, since when, and why it is being stopped."""
+
+    __slots__ = (
+        "asked_at",
+        "claim",
+        "context",
+        "deaf",
+        "interrupt",
+        "policy",
+        "process",
+        "rank",
+        "started",
+        "task",
+        "thread",
+        "timed_out_at",
+    )
+
+    def __init__(self, claim: Claim, policy: ExecutionPolicy, context: JobContext, started: float) -> None:
+        self.claim = claim
+        self.policy = policy
+        self.context = context
+        self.started = started
+        self.task: asyncio.Task[None] | None = None
+        self.thread = False
+        self.process: ProcessBody | None = None
+        self.interrupt: Interrupt | None = None
+        self.rank = 0
+        self.timed_out_at: float | None = None
+        self.asked_at = 0.0
+        self.deaf = False
+
+    def stop(self) -> None:
+        """Stop the body, for the reason that ``interrupt`` and ``rank`` say.
+
+        A coroutine is cancelled, a function in a thread is only told through its context, and a child process is told
+        and, if that does not help, killed.
+        """
+        if self.process is not None:
+            self.process.stop(next(by for by, rank in RANK.items() if rank == self.rank))
+        elif self.thread:
+            self.context.cancel_requested = True
+        elif self.task is not None:
+            self.task.cancel()
