@@ -287,7 +287,8 @@ class Executor:
             log.error(
                 "job.end_not_decided", job_id=claim.job_id, task=claim.task, error=why["message"], kind=why["type"]
             )
-            self._on_end(claim, policy, Raised(errors.TaskQError(f"its end could not be decided: {why['type']}")))
+            with suppress(Exception):  # if not even that is kept, the claim is released; the consumer must go on
+                self._on_end(claim, policy, Raised(errors.TaskQError(f"its end could not be decided: {why['type']}")))
         if me.cancelling():
             while me.cancelling():
                 me.uncancel()
