@@ -43,6 +43,13 @@ async def work(ctx: JobContext, seconds: float) -> int:
 
 
 @app.task(retry=Retry(3, constant(0)))
+async def fails_once(ctx: JobContext) -> None:
+    note("start", ctx)
+    if ctx.attempt == 1:
+        raise ValueError("the first attempt fails")
+
+
+@app.task(retry=Retry(3, constant(0)))
 async def waits(ctx: JobContext, gate: str = "gate", then: str = "succeed") -> str:
     """Wait at a gate, blocking nothing, then end as told."""
     note("start", ctx)

@@ -53,7 +53,16 @@ ROOT = Path(taskq.__file__ or "").resolve().parents[1]
 class WorkerProcess:
     """One ``taskq worker`` in a process of its own, its log in a file."""
 
-    def __init__(self, dsn: str, folder: Path, name: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        dsn: str,
+        folder: Path,
+        name: str,
+        options: dict[str, Any],
+        *,
+        app: str = "app_under_test:app",
+        environ: dict[str, str] | None = None,
+    ) -> None:
         self.log_file = folder / f"{name}.log"
         args = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
         environment = {
@@ -64,10 +73,11 @@ class WorkerProcess:
             "TASKQ_PRINT_ORIGIN": "1",
             "JOURNAL": str(folder / "journal"),
             "GATES": str(folder),
+            **(environ or {}),
         }
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "taskq", "worker", "app_under_test:app", "--name", name, *args],
+                [sys.executable, "-m", "taskq", "worker", app, "--name", name, *args],
                 env=environment,
                 cwd=folder,
                 stdout=log,
@@ -136,9 +146,17 @@ def start_worker(dsn: str, tmp_path: Path) -> Iterator[StartWorker]:
     """Starts worker processes; those that still live are killed after the test, which then checks the laws."""
     started: list[WorkerProcess] = []
 
-    def start(name: str = "w", *, ready: bool = True, to: str | None = None, **options: Any) -> WorkerProcess:
+    def start(
+        name: str = "w",
+        *,
+        ready: bool = True,
+        to: str | None = None,
+        app: str = "app_under_test:app",
+        environ: dict[str, str] | None = None,
+        **options: Any,
+    ) -> WorkerProcess:
         chosen = {"lease": 2, "grace": 5, "concurrency": 10, "poll_interval": 0.2} | options
-        worker = WorkerProcess(to or dsn, tmp_path, name, chosen)
+        worker = WorkerProcess(to or dsn, tmp_path, name, chosen, app=app, environ=environ)
         started.append(worker)
         return worker.until_started() if ready else worker
 

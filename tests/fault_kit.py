@@ -76,9 +76,12 @@ def check(
         runs: Every run of a body, by job and claim epoch.
     """
     with psycopg.connect(dsn, row_factory=dict_row) as conn:
-        ended = {row["id"]: row for row in conn.execute("select * from taskq.history").fetchall()}
+        mine = (list(wanted),)
+        found = conn.execute("select * from taskq.history where id = any(%s)", mine).fetchall()
+        ended = {row["id"]: row for row in found}
         attempts: dict[UUID, dict[int, str]] = {job: {} for job in wanted}
-        for row in conn.execute("select job_id, claim_epoch, outcome from taskq.attempts").fetchall():
+        of_mine = "select job_id, claim_epoch, outcome from taskq.attempts where job_id = any(%s)"
+        for row in conn.execute(of_mine, mine).fetchall():
             assert row["claim_epoch"] not in attempts[row["job_id"]], "an attempt is on record once"
             attempts[row["job_id"]][row["claim_epoch"]] = row["outcome"]
     with psycopg.connect(dsn) as plain:

@@ -87,7 +87,7 @@ class Database:
                 server.stop()
 
     def _run(self, query: str) -> None:
-        text = load("testing", self._schema)[query].replace("{{database}}", self._name)
+        text = load("testing", self._schema)[query].replace("@database", self._name)
         with connect_sync(self._admin, name="taskq testing") as conn:
             conn.execute(text.encode())
 

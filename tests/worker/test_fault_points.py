@@ -20,6 +20,7 @@ from taskq.worker import Worker, WorkerOptions, points
 
 pytestmark = pytest.mark.anyio
 OPTIONS = WorkerOptions(concurrency=10, lease=1, grace=2, poll_interval=0.05)
+ALL = [f"{point}:{when}" for point in Point for when in SIDES]
 WAYS = [(point, when, how) for point in Point for when in SIDES for how in get_args(How) if how != "kill"]
 
 
@@ -48,7 +49,7 @@ class Work:
         return {job.id: ["succeeded"] for job in jobs[:4]} | {jobs[4].id: ["failed", "succeeded"]}
 
 
-@pytest.mark.parametrize(("point", "when", "how"), WAYS, ids=lambda value: str(value))
+@pytest.mark.parametrize(("point", "when", "how"), WAYS, ids=str)
 async def test_a_fault_costs_no_more_than_is_promised(
     point: Point, when: When, how: How, app: TaskQ, dsn: str, aconn: asyncpg.Connection
 ) -> None:
@@ -79,3 +80,138 @@ async def test_a_fault_costs_no_more_than_is_promised(
     [struck] = fault.fired
     assert (struck.point, struck.when) == (point, when)
     check(dsn, promised, hit=struck.jobs, wanted=wanted, runs=work.runs)
+
+
+async def test_a_job_passes_the_points_in_order(app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection) -> None:
+    work = Work(app)
+    with faults.trace() as trace:
+        wanted = await work.enqueue()
+        async with run_worker(poll_interval=0.05):
+            for job in wanted:
+                await until_status(aconn, job, "succeeded")
+    for job, asked in wanted.items():
+        passed = trace.of(job)
+        if len(asked) == 1:
+            assert passed == ALL
+        else:
+            # The exchange that ends the first attempt may claim the second: the points of each stay in order.
+            assert passed[: len(ALL[:8])] == ALL[:8]
+            assert [point for point in passed if not point.startswith("end")] == ALL[:8] * 2
+            assert [point for point in passed if point.startswith("end")] == ALL[8:] * 2
+    assert points.watch is None
+
+
+async def test_a_suspect_passes_the_same_points(app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection) -> None:
+    work = Work(app)
+    job = await work.succeeds.enqueue()
+    for _ in range(2):
+        await aconn.execute(
+            "select * from taskq.claim(taskq.register_worker('gone', 'h', 1, '{default}', '{succeeds}', 1, 1, '0', 60),"
+            " 1, '{succeeds}', '{default}', '{5}', '{-infinity}',"
+            " array['00000000-0000-0000-0000-000000000000'::uuid])"
+        )
+        await aconn.execute("update taskq.workers set lease_expires_at = '-infinity'")
+        await aconn.execute("select * from taskq.mark_lost()")
+        await aconn.execute("select * from taskq.settle_lost()")
+    with faults.trace() as trace:
+        async with run_worker():
+            await until_status(aconn, job.id, "succeeded")
+    assert trace.of(job.id) == ALL
+    assert await outcomes(aconn, job.id) == ["lost", "lost", "succeeded"]
+
+
+async def test_a_fault_strikes_as_often_as_it_is_told_after_those_that_it_skips(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    work = Work(app)
+    with (
+        faults.trace() as trace,
+        faults.at(Point.BODY_DONE, "before", "raise", skip=2, times=2) as fault,
+    ):
+        async with run_worker(concurrency=1):
+            for _ in range(6):
+                await until_status(aconn, (await work.succeeds.enqueue()).id, "succeeded")
+    ended = [passage for passage in trace.passages if str(passage) == "body_done:before"]
+    assert fault.fired == ended[2:4]
+    assert fault.passed == len(ended)
+    # The second struck where the first had left an end to be kept: nothing of it is on record, so the body runs again,
+    # and the worker has lost no slot.
+    [again] = {job for passage in fault.fired for job in passage.jobs}
+    assert await outcomes(aconn, again) == ["released", "succeeded"]
+
+
+async def test_a_fault_behind_the_end_of_a_body_lets_that_end_stand(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    work = Work(app)
+    with faults.at(Point.BODY_DONE, "after", "raise") as fault:
+        async with run_worker():
+            job = await work.succeeds.enqueue()
+            await until_status(aconn, job.id, "succeeded")
+    assert [passage.jobs for passage in fault.fired] == [(job.id,)]
+    assert len(events.of("job.end_not_decided")) == 1
+    assert await outcomes(aconn, job.id) == ["succeeded"]
+    assert events.of("job.fenced_out") == []
+
+
+async def test_an_answer_that_a_fault_swallows_was_committed(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    """Seen from a second connection at the very moment: the end is in history, and the worker does not know."""
+    work = Work(app)
+    with faults.at(Point.END_COMMITTED, "after", "drop") as fault:
+        async with run_worker() as worker:
+            job = await work.succeeds.enqueue()
+            await aeventually(lambda: fault.fired, BOUND)
+            assert await aconn.fetchval("select status from taskq.history where id = $1", job.id) == "succeeded"
+            assert worker._outbox.holds(job.id, 1)
+            await aeventually(lambda: not worker._outbox.pending, BOUND)
+    assert await outcomes(aconn, job.id) == ["succeeded"]
+    assert [e["connection"] for e in events.of("database.unavailable")] == ["taskq exchange"]
+
+
+async def test_what_a_fault_rolls_back_was_not_committed(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    work = Work(app)
+    with faults.at(Point.END_COMMITTED, "before", "drop") as fault:
+        async with run_worker() as worker:
+            job = await work.succeeds.enqueue()
+            await aeventually(lambda: fault.fired, BOUND)
+            assert await aconn.fetchval("select status from taskq.jobs where id = $1", job.id) == "running"
+            assert worker._outbox.holds(job.id, 1)
+            await until_status(aconn, job.id, "succeeded")
+    assert await outcomes(aconn, job.id) == ["succeeded"]
+
+
+def test_the_environment_arms_a_fault_only_on_request() -> None:
+    assert faults.arm_from_environment({}) is None
+    assert points.watch is None
+    for text in ("end_committed:before:kill:skip=3", " end_committed:before:kill:skip=3,times=2 "):
+        fault = parse_fault(text)
+        assert (fault.point, fault.when, fault.how, fault.skip) == (Point.END_COMMITTED, "before", "kill", 3)
+    assert points.watch is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "somewhere:before:kill",
+        "body_done",
+        "body_done:during:kill",
+        "body_done:before:explode",
+        "body_done:before:kill:skip=-1",
+        "body_done:before:kill:often=2",
+        "body_done:before:kill:times=0",
+    ],
+)
+def test_a_fault_that_cannot_be_read_is_refused(text: str) -> None:
+    with pytest.raises(ConfigurationError):
+        parse_fault(text)
+
+
+def test_a_fault_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="claim_sent, claim_committed"):
+        Fault("effect_started", "before", "kill")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="raise, kill or drop"), faults.at(Point.BODY_DONE, how="burn"):  # type: ignore[arg-type]
+        pass

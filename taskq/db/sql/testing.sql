@@ -2,11 +2,11 @@
 -- writes to a job but through the functions of the schema.
 
 -- name: create_database
--- {{database}} is a name that taskq.testing has made up.
-create database {{database}} template template0;
+-- "@database" is replaced by a name that taskq.testing has made up.
+create database "@database" template template0;
 
 -- name: drop_database
-drop database if exists {{database}} with (force);
+drop database if exists "@database" with (force);
 
 -- name: left
 -- What is left to be done, by queue and task: due (or running) or to wait, with the ids of up to three.
