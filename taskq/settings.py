@@ -55,6 +55,10 @@ class Settings:
     """Seconds that running bodies get to finish when a worker is asked to stop."""
     poll_interval: float = 1.0
     """Seconds between looks for work when no notification comes."""
+    health_port: int | None = None
+    """Port at which a worker answers ``/live`` and ``/ready``; none by default, 0 for a free one."""
+    health_host: str = "127.0.0.1"
+    """Address for ``health_port``; ``0.0.0.0`` lets other machines ask."""
     log_format: str = "console"
     """``console`` for people or ``json`` for programs."""
     log_level: str = "info"
@@ -210,6 +214,14 @@ def _number(low: float, high: float, unit: str, *, whole: bool = False) -> Calla
     return parse
 
 
+def _port(raw: Any) -> int:
+    try:
+        port: int = _number(0, 65_535, "", whole=True)(raw)
+    except ConfigurationError:
+        raise ConfigurationError(f"{raw!r} is not a port, a whole number from 0 to 65535") from None
+    return port
+
+
 def _choice(*allowed: str) -> Callable[[Any], str]:
     def parse(raw: Any) -> str:
         text = _text(raw).lower()
@@ -229,6 +241,8 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "lease": _number(1, 3600, "seconds"),
     "grace": _number(0, 86_400, "seconds"),
     "poll_interval": _number(0.01, 60, "seconds"),
+    "health_port": _port,
+    "health_host": _text,
     "log_format": _choice("console", "json"),
     "log_level": _choice("debug", "info", "warning", "error", "critical"),
 }

@@ -27,6 +27,8 @@ MEANING = {
     "exchange.unreadable": "an answer of the database could not be read; its ends are sent again, its claims released",
     "fault.armed": "a test has armed a fault in this process (`taskq.testing.faults`)",
     "fault.fired": "a fault that a test armed has struck",
+    "health.failed": "the health endpoint answers no more; the worker goes on",
+    "health.listening": "where `/live` and `/ready` are answered",
     "job.abandoned": "a body could not be stopped in time; its job is handed back and the process ends",
     "job.cancelled": "an attempt ended as cancelled",
     "job.claim_without_body": "the database had a claim that runs nowhere here; it was released",

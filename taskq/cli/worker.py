@@ -36,6 +36,12 @@ def command(
     poll_interval: Annotated[
         str | None, typer.Option("--poll-interval", help="Seconds between looks for work while idle [1].", metavar="S")
     ] = None,
+    health_port: Annotated[
+        str | None, typer.Option("--health-port", help="Port that answers /live and /ready [none].", metavar="PORT")
+    ] = None,
+    health_host: Annotated[
+        str | None, typer.Option("--health-host", help="Address for it [127.0.0.1].", metavar="HOST")
+    ] = None,
     name: Annotated[str | None, typer.Option("--name", help="What people call it; by default host and pid.")] = None,
     log_format: LogFormatOption = None,
     log_level: LogLevelOption = None,
@@ -65,6 +71,8 @@ def command(
         lease=lease,
         grace=grace,
         poll_interval=poll_interval,
+        health_port=health_port,
+        health_host=health_host,
         log_format=log_format,
         log_level=log_level,
         schema=schema,

@@ -129,6 +129,10 @@ class LeaseKeeper(threading.Thread):
         self._failures = 0
         self._sent_at: float | None = None
         self._loop_thread = threading.get_ident()
+        self.turned_at = boot_clock()
+        """When this thread last looked at the clock; read by other threads."""
+        self.answered_at = -math.inf
+        """When the last renewal that was answered had been sent; read by other threads."""
 
     def hold(self, worker_id: UUID, sent_at: float) -> None:
         """Renew for this registration, whose lease began when its registration was sent (on ``boot_clock``)."""
@@ -136,6 +140,16 @@ class LeaseKeeper(threading.Thread):
         self._deadline = sent_at + self._lease
         self._expiring = False
         self._now.set()
+
+    @property
+    def holds(self) -> bool:
+        """Whether there is a registration to renew, as far as the last answer says."""
+        return self._worker_id is not None
+
+    @property
+    def halted(self) -> bool:
+        """Whether the thread was asked to end."""
+        return self._halt.is_set()
 
     @property
     def soft_margin(self) -> float:
@@ -162,7 +176,7 @@ class LeaseKeeper(threading.Thread):
         interval = self._lease / 3
         next_renewal = 0.0
         while not self._halt.is_set():
-            now = boot_clock()
+            now = self.turned_at = boot_clock()
             asked = self._now.is_set()
             self._now.clear()
             worker_id = self._worker_id
@@ -232,6 +246,7 @@ class LeaseKeeper(threading.Thread):
             self._sent_at = None
         if worker_id != self._worker_id:
             return True
+        self.answered_at = sent_at
         status = str(rows[0][0])
         held = tuple(Held(r[1], r[2], bool(r[3]), str(r[0])) for r in rows[1:])
         if status in ("live", "draining"):
