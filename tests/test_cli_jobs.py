@@ -148,8 +148,9 @@ def test_queues(cli: Cli, conn: psycopg.Connection) -> None:
     assert "was paused already" in cli.ok("queues", "pause", "mail").out
     [row] = cli.ok("queues", "list", "--json").json
     assert (row["queue"], row["due"], row["running"], row["paused_at"] is None) == ("mail", 1, 0, False)
-    assert cli.ok("queues", "resume", "mail", "--json").json == [{"queue": "mail", "answer": "resumed"}]
-    assert cli.ok("queues", "resume", "mail", "--json").json == [{"queue": "mail", "answer": "was not paused"}]
+    told = {"queue": "mail", "due": 1, "running": 0}
+    assert cli.ok("queues", "resume", "mail", "--json").json == [{**told, "answer": "resumed"}]
+    assert cli.ok("queues", "resume", "mail", "--json").json == [{**told, "answer": "was not paused"}]
     assert cli("queues", "pause", "a b").code == 2
     assert q.one(conn, "select count(*) from taskq.audit where subject = 'mail' and actor like '%%@%%'") == 2
 
@@ -162,7 +163,8 @@ def test_a_queue_that_nothing_knows_is_not_made_by_a_slip(cli: Cli, conn: psycop
         assert "knows the queue 'mial', and nothing was changed; known are: mail" in done.err
     [row] = cli.ok("queues", "list", "--json").json
     assert (row["queue"], row["paused_at"], row["workers"]) == ("mail", None, 0)
-    assert cli.ok("queues", "pause", "mial", "--create", "--json").json == [{"queue": "mial", "answer": "paused"}]
+    [made] = cli.ok("queues", "pause", "mial", "--create", "--json").json
+    assert made == {"queue": "mial", "answer": "paused", "due": 0, "running": 0}
     worker, _ = q.running(conn, q.register(conn, queues=["served"]), queue="served")
     assert [r["workers"] for r in cli.ok("queues", "list", "--json").json if r["queue"] == "served"] == [1]
     q.lose(conn, worker)

@@ -8,6 +8,7 @@ what it works with inside its functions.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -25,20 +26,28 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "enqueue": ("taskq.cli.enqueue", "Enqueue one job and print its id."),
     "jobs": ("taskq.cli.jobs", "Look at jobs and steer them."),
     "queues": ("taskq.cli.queues", "Look at queues, pause and resume them."),
-    "workers": ("taskq.cli.workers", "Look at worker processes."),
+    "workers": ("taskq.cli.workers", "Look at worker processes, and ask one to stop."),
+    "audit": ("taskq.cli.audit", "Look at what operators did."),
+    "doctor": ("taskq.cli.doctor", "Check server, schema, workers and queues, and say what cures what."),
     "verify": ("taskq.cli.verify", "Check that nothing was lost, doubled or miscounted."),
     "migrate": ("taskq.cli.migrate", "Bring the database's schema up to date, and see where it stands."),
 }
 """Subcommand to its module and what help says of it, in the order in which help lists them."""
 
 
-def build(argv: Sequence[str]) -> typer.Typer:
-    """The root command with the subcommand that ``argv`` names, or with a stand-in for each if it names none."""
+def build(argv: Sequence[str], *, completing: bool = False) -> typer.Typer:
+    """The root command with the subcommand that ``argv`` names, or with a stand-in for each if it names none.
+
+    Args:
+        argv: The command line after ``taskq``.
+        completing: A shell asks what may follow.
+    """
+    wanted = argv[0] if argv and argv[0] in COMMANDS else None
     root = typer.Typer(
         name="taskq",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
+        add_completion=wanted is None or completing,
         context_settings={"help_option_names": ["--help", "-h"]},
     )
 
@@ -53,7 +62,6 @@ def build(argv: Sequence[str]) -> typer.Typer:
             print(f"taskq {__version__}")
             raise typer.Exit
 
-    wanted = argv[0] if argv and argv[0] in COMMANDS else None
     for name, (module_name, said) in COMMANDS.items():
         if wanted is None:
             root.command(name, help=said)(_stand_in)
@@ -73,4 +81,18 @@ def _stand_in() -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 ok, 1 found something or failed, 2 usage or settings, 3 no connection."""
     args = list(sys.argv[1:] if argv is None else argv)
-    sys.exit(run_cli(lambda: build(args)(args=args, prog_name="taskq", standalone_mode=False), args))
+    asked = _asked_by_a_shell()
+    sys.exit(run_cli(lambda: _run(args, asked), args))
+
+
+def _run(args: Sequence[str], asked: Sequence[str] | None) -> object:
+    root = build(args if asked is None else asked, completing=asked is not None)
+    return root(args=list(args), prog_name="taskq", standalone_mode=False)
+
+
+def _asked_by_a_shell() -> list[str] | None:
+    """The words after ``taskq`` that a shell wants completed, or None where this is no completion."""
+    if "_TASKQ_COMPLETE" not in os.environ:
+        return None
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
+    return line.split()[1:]

@@ -42,10 +42,15 @@ class Busy(TaskQError):
 class Database:
     """One connection and the queries of a schema. Rows come as dicts."""
 
-    def __init__(self, connection: psycopg.Connection[Any], schema: str) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], schema: str, queries: str = "cli") -> None:
         self._connection = connection
-        self._queries = load_queries("cli", schema)
+        self._queries = load_queries(queries, schema)
         self.schema = schema
+
+    @property
+    def backend_pid(self) -> int:
+        """The process id of the session as the start-up named it."""
+        return self._connection.info.backend_pid
 
     def rows(self, query: str, *arguments: Any) -> list[dict[str, Any]]:
         """All rows of a named query.
@@ -99,14 +104,20 @@ class Database:
 
     def bounded_rows(self, query: str, *arguments: Any) -> list[dict[str, Any]]:
         """Like ``rows``, given up after ``LIST_TIMEOUT``."""
+        with self.bounded():
+            return self.rows(query, *arguments)
+
+    @contextmanager
+    def bounded(self) -> Iterator[None]:
+        """A transaction for the length of the block, each of whose statements is given up after ``LIST_TIMEOUT``."""
         with self._connection.transaction():
             self.rows("bounded", LIST_TIMEOUT)
-            return self.rows(query, *arguments)
+            yield
 
 
 @contextmanager
-def open_database(dsn: str | None, schema: str | None) -> Iterator[Database]:
-    """The database that flags and settings name, for the length of the block.
+def open_database(dsn: str | None, schema: str | None, *, queries: str = "cli") -> Iterator[Database]:
+    """The database that flags and settings name, for the length of the block; with the queries of a file of ``db/sql``.
 
     Raises:
         ConfigurationError: No database is named, or a setting is wrong.
@@ -115,7 +126,7 @@ def open_database(dsn: str | None, schema: str | None) -> Iterator[Database]:
     settings = load(dsn=dsn, schema=schema)
     connection = connect_sync(settings.dsn, name="taskq cli", prepare_threshold=None)
     try:
-        yield Database(connection, settings.schema)
+        yield Database(connection, settings.schema, queries)
     finally:
         connection.close()
 

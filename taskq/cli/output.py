@@ -49,6 +49,7 @@ def run_cli(command: Callable[[], object], args: Sequence[str] = ()) -> int:
         args: the command line. An argument that holds a DSN may end up in a complaint about it, and is masked there.
     """
     try:
+        _check_text(args)
         result = command()
         return result if isinstance(result, int) else ExitCode.OK
     except SystemExit as exc:
@@ -79,6 +80,26 @@ def run_cli(command: Callable[[], object], args: Sequence[str] = ()) -> int:
         if not isinstance(exc, _UsageError):
             raise
         return _usage(exc, args)
+
+
+def _check_text(args: Sequence[str]) -> None:
+    """Refuse bytes that are no text: they could be neither compared nor stored, nor even printed.
+
+    Raises:
+        ConfigurationError: An argument is not UTF-8; it is named by its place, since showing it is not possible.
+    """
+    for place, arg in enumerate(args, 1):
+        try:
+            arg.encode()
+        except UnicodeEncodeError:
+            shown = arg.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            shown = "it" if "://" in shown or "password" in shown else repr(shown)
+            raise ConfigurationError(
+                f"argument {place} is not UTF-8 text ({shown} holds other bytes); write it in UTF-8, and check the "
+                "encoding of your terminal and of the file it came from"
+            ) from None
+        if "\0" in arg:
+            raise ConfigurationError(f"argument {place} holds a NUL character, which no text of taskq may")
 
 
 def _driver_errors() -> tuple[type[Exception], ...]:

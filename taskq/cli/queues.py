@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from taskq.cli.complete import complete_queue
 from taskq.cli.options import DsnOption, JsonOption, ReasonOption, SchemaOption
 
 __all__ = ["app"]
@@ -16,7 +17,10 @@ app = typer.Typer(
     help="Look at queues, pause and resume them.\n\n"
     "Exit codes: 0 done, or as asked already; 1 refused; 2 usage or settings; 3 cannot connect.",
 )
-NamesArgument = Annotated[list[str], typer.Argument(help="Names of queues.", metavar="QUEUE...", show_default=False)]
+NamesArgument = Annotated[
+    list[str],
+    typer.Argument(help="Names of queues.", metavar="QUEUE...", show_default=False, autocompletion=complete_queue),
+]
 
 
 @app.command("list")
@@ -42,7 +46,7 @@ def pause(
     dsn: DsnOption = None,
     schema: SchemaOption = None,
 ) -> None:
-    """Let nothing more be claimed from queues; what runs goes on."""
+    """Let nothing more be claimed from queues; what runs goes on. Says how many jobs are due and run there."""
     said = ("paused", "was paused already")
     _steer("pause_queue", names, said, reason, create=create, as_json=as_json, dsn=dsn, schema=schema)
 
@@ -86,5 +90,9 @@ def _steer(
                     f"{', '.join(known) or 'none'}{cure}"
                 )
         changed = [database.value(query, name, reason, actor()) for name in names]
-    rows = [{"queue": n, "answer": said[0] if c else said[1]} for n, c in zip(names, changed, strict=True)]
-    show(rows, ["queue", "answer"], as_json=as_json)
+        counts = {row["queue"]: row for row in database.bounded_rows("queues")}
+    rows = [
+        {"queue": name, "answer": said[0] if done else said[1], **{k: counts[name][k] for k in ("due", "running")}}
+        for name, done in zip(names, changed, strict=True)
+    ]
+    show(rows, ["queue", "answer", "due", "running"], as_json=as_json)

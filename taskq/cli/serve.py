@@ -64,6 +64,8 @@ def options_of(settings: Settings, name: str | None = None) -> WorkerOptions:
         lease=settings.lease,
         grace=settings.grace,
         poll_interval=settings.poll_interval,
+        health_port=settings.health_port,
+        health_host=settings.health_host,
     )
     return options if name is None else replace(options, name=check_name("the worker's name", name))
 

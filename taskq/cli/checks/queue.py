@@ -1,0 +1,183 @@
+"""Checks of the workers and of what waits for them."""
+
+from __future__ import annotations
+
+from taskq.cli.checks import Check, Finding, Patient, fail, ok, span, warn
+from taskq.version import __version__
+
+__all__ = ["CHECKS"]
+
+UNNOTICED = 30.0
+"""Seconds after which a lease that ran out should have been noticed by the leader."""
+UNSERVED = 60.0
+"""Seconds that due jobs may wait in a queue without a worker."""
+BEHIND = 300.0
+"""Seconds that due jobs may wait in a queue that is served."""
+PAUSED = 86_400.0
+"""Seconds after which a pause with jobs behind it looks forgotten."""
+
+
+def workers(patient: Patient) -> Finding:
+    """Whether workers are alive, and lost ones are noticed."""
+    rows = patient.database.rows("workers")
+    live = [row for row in rows if row["expired_for"] < 0]
+    expired = [row for row in rows if row["expired_for"] >= UNNOTICED]
+    lost = patient.database.rows("lost_workers")[0]
+    if expired:
+        first = max(expired, key=lambda row: float(row["expired_for"]))
+        return fail(
+            f"the lease of {first['name']} ran out {span(first['expired_for'])} ago, and nobody has declared it lost",
+            means="its claims stay where they are until a leader settles them; no other worker runs, or time has "
+            "just jumped",
+            cure="start a worker; see the check 'leader'",
+        )
+    draining = sum(row["status"] == "draining" for row in live)
+    found = f"{len(live)} at work" + (f", {draining} of them draining" if draining else "")
+    if lost["n"]:
+        return warn(
+            f"{found}; {lost['n']} lost within the last hour, the last at {lost['last']:%H:%M:%S %Z}",
+            means="a worker was killed, ran out of memory, was cut off or stood still for longer than its lease; its "
+            "jobs went back to pending, or need a decision (see 'unknown')",
+            cure="taskq workers list --all; read the end of its log, and look for the out-of-memory killer in the "
+            "machine's",
+        )
+    return ok(found)
+
+
+def claims(patient: Patient) -> Finding:
+    """Whether jobs are stuck on workers that are gone."""
+    row = patient.database.rows("orphans")[0]
+    if not row["n"]:
+        return ok("no job is claimed by a lost worker")
+    return warn(
+        f"{row['n']:,} jobs run on workers that are lost or gone, the oldest for {span(row['oldest'])}",
+        means="they do not run any more; the leader settles them within seconds, by their effect class",
+        cure="look again in a minute; if they stay, start a worker, and look for duty.failed in the workers' logs",
+    )
+
+
+def leader(patient: Patient) -> Finding:
+    """Whether somebody looks after lost workers, partitions and retention."""
+    live = [row for row in patient.database.rows("workers") if row["expired_for"] < 0 and row["status"] == "live"]
+    rows = patient.database.rows("leader")
+    row = rows[0] if rows else None
+    left = None if row is None else row["seconds_left"]
+    if left is not None and left > 0 and row is not None:
+        quiet = "; after a restart or a jump of the clock it declares nobody lost for one lease" if row["quiet"] else ""
+        return ok(f"{row['name'] or row['holder']}{quiet}")
+    if not live:
+        return ok("nobody, since no worker runs")
+    return (fail if left is None or left < -UNNOTICED else warn)(
+        "nobody leads" + (f" for {span(-left)}" if left is not None else ""),
+        means="lost workers are not declared so, deadlines are not kept, partitions not made or dropped",
+        cure="look for duty.failed and database errors in the workers' logs; restart one: taskq workers drain NAME",
+    )
+
+
+def versions(patient: Patient) -> Finding:
+    """Whether workers run the release that is installed here."""
+    rows = [row for row in patient.database.rows("workers") if row["expired_for"] < 0]
+    others = sorted({row["version"] for row in rows if row["version"] != __version__})
+    if not others:
+        return ok(f"{len(rows)} workers run {__version__}, as this command does")
+    n = sum(row["version"] != __version__ for row in rows)
+    return warn(
+        f"{n} of {len(rows)} workers run {', '.join(others)}; this command is {__version__}",
+        means="fine during a deploy; afterwards some machine was left out, or this one was",
+        cure="taskq workers list shows which; restart those on the new release before taskq migrate up --post",
+    )
+
+
+def queues(patient: Patient) -> Finding:
+    """Whether what is due is taken."""
+    rows = patient.database.rows("queues")
+    running = [row for row in rows if row["paused_for"] is None]
+    unserved = [row for row in running if row["due"] and not row["workers"]]
+    if unserved:
+        first = unserved[0]
+        return (fail if first["waiting_for"] >= UNSERVED else warn)(
+            f"{first['queue']} has {first['due']:,} due jobs and no worker, the oldest for {span(first['waiting_for'])}"
+            + (f"; so have {len(unserved) - 1} more queues" if len(unserved) > 1 else ""),
+            means="nothing of it runs until a worker serves the queue",
+            cure=f"taskq worker APP --queue {first['queue']}",
+        )
+    behind = [row for row in running if row["due"] and row["waiting_for"] >= BEHIND]
+    if behind:
+        first = behind[0]
+        return warn(
+            f"{first['queue']} has {first['due']:,} due jobs, the oldest for {span(first['waiting_for'])}, and "
+            f"{first['workers']} workers, which run {first['running']:,}",
+            means="work comes in faster than it is done, bodies are stuck, or workers do not know the task (see "
+            "'stranded')",
+            cure="start more workers or raise --concurrency; taskq jobs list --status running --order oldest shows "
+            "bodies that take long",
+        )
+    forgotten = [row for row in rows if (row["paused_for"] or 0) >= PAUSED and row["due"]]
+    if forgotten:
+        first = forgotten[0]
+        return warn(
+            f"{first['queue']} is paused for {span(first['paused_for'])}, with {first['due']:,} due jobs",
+            means="nothing of it runs until somebody resumes it",
+            cure=f"taskq audit list --subject {first['queue']} shows who paused it and why; taskq queues resume "
+            f"{first['queue']}",
+        )
+    paused = [row["queue"] for row in rows if row["paused_for"] is not None]
+    return ok(
+        f"{sum(row['due'] for row in rows):,} due, {sum(row['running'] for row in rows):,} running"
+        + (f"; paused: {', '.join(paused)}" if paused else "")
+    )
+
+
+def stranded(patient: Patient) -> Finding:
+    """Whether due jobs are of tasks that no live worker of their queue can run."""
+    rows = patient.database.rows("stranded")
+    if not rows:
+        return ok("every due job of a served queue has a worker that knows its task")
+    first = rows[0]
+    level = f" of level {first['level']}" if first["level"] else ""
+    return fail(
+        f"{first['n']:,} due jobs of the task {first['task']}{level} in {first['queue']}, which no worker there can run"
+        + (f"; {len(rows) - 1} more tasks are like it" if len(rows) > 1 else ""),
+        means="the task was renamed or taken out of the app, was enqueued to a queue of another app, or needs a newer "
+        "worker; the jobs wait for ever",
+        cure=f"start a worker whose app has it; or, if it is gone for good: taskq jobs cancel --task {first['task']} "
+        f"--queue {first['queue']}",
+    )
+
+
+def unknown(patient: Patient) -> Finding:
+    """Whether outcomes wait for a decision."""
+    row = patient.database.rows("unknown")[0]
+    if not row["n"]:
+        return ok("no outcome waits for a decision")
+    return warn(
+        f"{row['n']:,} jobs, the oldest claimed {span(row['oldest'])} ago: {', '.join(row['ids'])}",
+        means="their effect may have happened and nobody told; nothing runs them again by itself",
+        cure=f"taskq jobs show {row['ids'][0]}; then: taskq jobs resolve {row['ids'][0]} --happened (or "
+        "--did-not-happen) --reason WHAT_YOU_CHECKED",
+    )
+
+
+def suspects(patient: Patient) -> Finding:
+    """Whether bodies seem to kill their workers."""
+    row = patient.database.rows("suspects")[0]
+    if not row["n"]:
+        return ok("no waiting job was on a lost worker twice")
+    return warn(
+        f"{row['n']:,} waiting jobs were on a lost worker twice or more, of {', '.join(row['tasks'])}",
+        means="their body may kill the worker, most often by its memory; each runs alone in an otherwise empty worker, "
+        "which must be free for it",
+        cure="look for the out-of-memory killer in the machine's log; taskq jobs cancel ID, if it is not wanted",
+    )
+
+
+CHECKS: dict[str, Check] = {
+    "workers": workers,
+    "claims": claims,
+    "leader": leader,
+    "versions": versions,
+    "queues": queues,
+    "stranded": stranded,
+    "unknown": unknown,
+    "suspects": suspects,
+}
