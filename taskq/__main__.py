@@ -1,6 +1,24 @@
 """``python -m taskq``, the same as the command ``taskq``."""
 
-from taskq.cli import main
+from __future__ import annotations
+
+import sys
+
+from taskq import boot
+
+
+def main() -> None:
+    """Run the command line and exit; ``taskq.cli`` has the exit codes."""
+    try:
+        if sys.argv[1:2] == ["worker"]:
+            boot.hold()
+        from taskq.cli import main as run
+
+        run()
+    except boot.StoppedAtBoot:
+        sys.stderr.write("stopped while starting\n")
+        sys.exit(0)
+
 
 if __name__ == "__main__":
     main()

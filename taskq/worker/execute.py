@@ -172,11 +172,12 @@ class Executor:
     async def close(self, within: float = CLOSE_WITHIN) -> None:
         """End the consumers. Bodies that still run are cancelled, and left behind if they do not end in time."""
         self._closing = True
+        if not self._consumers:
+            return
         self._sweeper.close()
         for consumer in self._consumers:
             consumer.cancel()
-        if self._consumers:
-            await asyncio.wait(self._consumers, timeout=within)
+        await asyncio.wait(self._consumers, timeout=within)
         self._threads.close()
         await self._processes.close(within)
 

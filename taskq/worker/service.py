@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 from taskq import errors, migrate
 from taskq.db.dsn import describe_dsn
 from taskq.db.queries import load
-from taskq.policy import FORMAT, ExecutionPolicy
+from taskq.policy import ExecutionPolicy
 from taskq.tasks import Task
 from taskq.telemetry import get_logger
 from taskq.version import CAPABILITY_LEVEL, __version__
@@ -26,61 +24,36 @@ from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.disposition import BodyEnd, ReleaseReason, decide
 from taskq.worker.exchange import Exchanger
 from taskq.worker.execute import Executor
+from taskq.worker.health import HealthServer, Vitals
 from taskq.worker.lease import LeaseKeeper, Progress, Renewal
 from taskq.worker.maintenance import Maintenance
+from taskq.worker.options import WorkerOptions
 from taskq.worker.policies import PolicyCache
+from taskq.worker.process_pool import Launch
+from taskq.worker.process_tasks import check_findable, place_of
+from taskq.worker.publish import publish
+from taskq.worker.recycle import Recycler
 from taskq.worker.registration import Identity, Registration
 from taskq.worker.report import report
-from taskq.worker.shutdown import EXIT_NOT_FLUSHED, EXIT_OK, EXIT_STUCK, LAST_WORDS, SECOND_SIGNAL_AFTER, Shutdown
+from taskq.worker.shutdown import (
+    EXIT_NOT_FLUSHED,
+    EXIT_OK,
+    EXIT_RECYCLED,
+    EXIT_STUCK,
+    LAST_WORDS,
+    SECOND_SIGNAL_AFTER,
+    Shutdown,
+)
 from taskq.worker.wake import Listener
 
 log = get_logger("worker")
 
-__all__ = ["EXIT_NOT_FLUSHED", "EXIT_OK", "EXIT_STUCK", "Worker", "WorkerOptions"]
+__all__ = ["EXIT_NOT_FLUSHED", "EXIT_OK", "EXIT_RECYCLED", "EXIT_STUCK", "Worker", "WorkerOptions"]
 
 TICK = 0.25
 PING_EVERY = 5.0
 AT_ONCE = 0.5
 """Seconds for closing what can be closed when bodies were left behind."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
-    """How a worker works.
-
-    Attributes:
-        queues: The queues to serve; empty means those of the registered tasks.
-        concurrency: How many bodies run at once.
-        lease: Seconds after the last renewal at which the worker's claims are taken from it.
-        grace: Seconds that running bodies get to end after the first signal to stop.
-        poll_interval: Seconds between looks for work while idle; at most 1 is advised.
-        tolerance: Seconds for which a blocked event loop does not cost the lease.
-        name: What people call it; by default host and process id.
-        listen: Whether to LISTEN for notifications; polling alone works too.
-    """
-
-    queues: tuple[str, ...] = ()
-    concurrency: int = 50
-    lease: float = 15.0
-    grace: float = 25.0
-    poll_interval: float = 1.0
-    tolerance: float = 30.0
-    name: str = field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
-    listen: bool = True
-
-    def __post_init__(self) -> None:
-        for what, value, low in (
-            ("concurrency", self.concurrency, 1),
-            ("lease", self.lease, 1),
-            ("grace", self.grace, 0),
-            ("tolerance", self.tolerance, 1),
-        ):
-            if value < low:
-                raise errors.ConfigurationError(f"{what} is {value}; it must be at least {low}")
-        if not 0.01 <= self.poll_interval <= 60:
-            raise errors.ConfigurationError(
-                f"poll_interval is {self.poll_interval}; it must be from 0.01 to 60 seconds"
-            )
 
 
 class Worker:
@@ -94,6 +67,13 @@ class Worker:
         on_abandoned: Ends the process with the exit code that it is given, and never returns; called, from any thread,
             when bodies are left behind that could not be stopped. Without it ``run`` returns, and the caller must end
             the process: three seconds after their hand-back those jobs may start elsewhere.
+        app: The application as ``module:attribute``, for child processes to import; without it they import the modules
+            of the functions with ``process=True``.
+        on_recycle: Called once when ``max_jobs`` or ``max_memory`` is reached, and the worker goes on until it is
+            stopped; without it the worker stops by itself then, and ``run`` returns ``EXIT_RECYCLED``.
+
+    Raises:
+        ConfigurationError: There are no tasks, or one with ``process=True`` that no child process could find.
     """
 
     def __init__(
@@ -104,6 +84,8 @@ class Worker:
         options: WorkerOptions | None = None,
         *,
         on_abandoned: Callable[[int], object] | None = None,
+        app: str | None = None,
+        on_recycle: Callable[[], object] | None = None,
     ) -> None:
         self.options = options or WorkerOptions()
         self._on_abandoned = on_abandoned
@@ -111,12 +93,17 @@ class Worker:
         self._tasks = dict(tasks)
         if not self._tasks:
             raise errors.ConfigurationError("the app has no tasks, so a worker has nothing to run; register some first")
+        self._in_processes = [task for task in self._tasks.values() if task.process]
+        check_findable(self._in_processes, app)
+        self._app = app
         self._dsn = dsn
         self._schema = schema
         self._queues = self.options.queues or tuple(sorted({t.policy.queue for t in self._tasks.values()}))
         self.counts = Counts()
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
+        self._on_recycle = on_recycle
+        self._recycled = False
         self._first_stop: float | None = None
         self._reported_unknown: set[str] = set()
         self.ready = asyncio.Event()
@@ -148,12 +135,35 @@ class Worker:
             signals: Whether SIGTERM and SIGINT stop it.
 
         Returns:
-            The exit code: 0, ``EXIT_STUCK`` or ``EXIT_NOT_FLUSHED``.
+            The exit code: 0, ``EXIT_STUCK``, ``EXIT_NOT_FLUSHED`` or ``EXIT_RECYCLED``. Stopped before it was ready,
+            it has claimed nothing, and gives 0 whatever else was wrong.
 
         Raises:
+            ConfigurationError: The health endpoint cannot listen at its port.
             MigrationError: The schema is behind or ahead of this code.
             OSError, asyncpg.PostgresError: The database cannot be reached at boot.
         """
+        options = self.options
+        if options.health_port is None:
+            return await self._run_safely(None, signals)
+        health = HealthServer(options.health_host, options.health_port)
+        try:
+            health.start()
+            log.info("health.listening", host=options.health_host, port=health.port)
+            return await self._run_safely(health, signals)
+        finally:
+            health.close()
+
+    async def _run_safely(self, health: HealthServer | None, signals: bool) -> int:
+        try:
+            return await self._run(health, signals)
+        except Exception:
+            if self._stop.is_set() and not self.ready.is_set():
+                log.info("worker.stopped_at_boot")
+                return EXIT_OK
+            raise
+
+    async def _run(self, health: HealthServer | None, signals: bool) -> int:
         loop = asyncio.get_running_loop()
         if signals:
             for sig in (signal.SIGTERM, signal.SIGINT):
@@ -161,8 +171,14 @@ class Worker:
         await asyncio.to_thread(migrate.check_compatible, self._dsn, self._schema)
         self._build()
         try:
-            await self._boot()
-            self._code = await self._serve()
+            if not await self._boot():
+                log.info("worker.stopped_at_boot")
+                self._code = EXIT_OK
+                return EXIT_OK
+            if health is not None:
+                health.vitals = self._vitals()
+            code = await self._serve()
+            self._code = EXIT_RECYCLED if self._recycled and code == EXIT_OK else code
             return self._code
         except Exception:
             if self._executor.busy:
@@ -176,6 +192,15 @@ class Worker:
 
     # Building and booting -----------------------------------------------------------------------------------------
 
+    def _vitals(self) -> Vitals:
+        return Vitals(
+            progress=self._progress,
+            keeper=self._keeper,
+            exchanger=self._exchanger,
+            lease=self.options.lease,
+            tolerance=self.options.tolerance,
+        )
+
     def _build(self) -> None:
         options = self.options
         self._loop = asyncio.get_running_loop()
@@ -187,7 +212,15 @@ class Worker:
         self._side = Connection(self._dsn, "taskq side", timeout=patience)
         self._upkeep = Connection(self._dsn, "taskq maintenance", timeout=120)
         self._outbox = Outbox(self._why_released)
-        self._executor = Executor(self._tasks, options.concurrency, self._ended, self._may_start)
+        launch = Launch(
+            app=self._app,
+            tasks=tuple(map(place_of, self._in_processes)),
+            dsn=self._dsn,
+            schema=self._schema,
+            max_bodies=options.child_max_jobs,
+            max_memory=options.child_max_memory,
+        )
+        self._executor = Executor(self._tasks, options.concurrency, self._ended, self._may_start, launch)
         self._exchanger = Exchanger(
             queries=self._sql,
             conn=self._conn,
@@ -255,9 +288,14 @@ class Worker:
         )
         self._background: list[asyncio.Task[None]] = []
 
-    async def _boot(self) -> None:
+    async def _boot(self) -> bool:
+        """Register and begin to claim; False if it was stopped before that."""
+        if self._stop.is_set():
+            return False
         worker_id = await self._registration.register()
-        await self._publish(worker_id)
+        await publish(self._sql, self._side, worker_id, self._tasks)
+        if self._stop.is_set():
+            return False
         self._keeper.start()
         self._executor.start()
         create = self._loop.create_task
@@ -266,6 +304,9 @@ class Worker:
             create(self._tick(), name="taskq-tick"),
             create(self._maintenance.run(), name="taskq-maintenance"),
         ]
+        if self.options.max_jobs or self.options.max_memory:
+            recycler = Recycler(self.options, self.counts, self._recycle)
+            self._background.append(create(recycler.run(), name="taskq-recycle"))
         if self.options.listen:
             listener = Listener(self._dsn, self._schema, self._queues, self._exchanger.notified, self._cancel_requested)
             self._background.append(create(listener.run(), name="taskq-listen"))
@@ -279,22 +320,7 @@ class Worker:
             database=describe_dsn(self._dsn),
         )
         self.ready.set()
-
-    async def _publish(self, worker_id: UUID) -> None:
-        for task in self._tasks.values():
-            policy = task.policy
-            await self._side.fetch(self._sql["ensure_policy"], policy.id, FORMAT, json.dumps(policy.spec()))
-            await self._side.fetch(
-                self._sql["publish_task"],
-                worker_id,
-                task.name,
-                policy.queue,
-                policy.priority,
-                policy.retry.max_attempts,
-                policy.effect_class,
-                policy.id,
-                task.required_worker_schema,
-            )
+        return True
 
     def _registered(self, worker_id: UUID) -> None:
         self._maintenance.worker_id = worker_id
@@ -369,6 +395,13 @@ class Worker:
                     waiting=row["n"],
                     hint="left alone; start a worker whose app registers it",
                 )
+
+    def _recycle(self) -> None:
+        if self._on_recycle is not None:
+            self._on_recycle()
+        else:
+            self._recycled = True
+            self._stop.set()
 
     # News from other threads and sessions ---------------------------------------------------------------------------
 

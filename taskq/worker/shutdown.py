@@ -34,6 +34,8 @@ EXIT_NOT_FLUSHED = 1
 """Outcomes were left that the database had not confirmed."""
 EXIT_STUCK = 76
 """A function in a thread outlived its timeout; the process must end to end it, and should be started again."""
+EXIT_RECYCLED = 77
+"""The worker had done ``max_jobs``, or grown to ``max_memory``; it should be started again."""
 
 TICK = 0.25
 SECOND_SIGNAL_AFTER = 1.0
