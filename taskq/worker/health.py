@@ -206,11 +206,12 @@ class HealthServer(threading.Thread):
 
     async def _tell(self, path: str, *, body: bool) -> bytes:
         vitals = self.vitals
-        worker_id = None if vitals is None else vitals.worker_id
         if vitals is None:
             checks = {"start": "ok" if path == "/live" else "the worker is starting"}
         else:
             checks = await vitals.ready() if path == "/ready" else vitals.live()
+        # Last: what was found is about the registration of now.
+        worker_id = None if vitals is None else vitals.worker_id
         well = all(found == "ok" for found in checks.values())
         told = {"status": "ok" if well else "failing", "checks": checks, "version": __version__}
         return _response(200 if well else 503, told | ({"worker_id": str(worker_id)} if worker_id else {}), body=body)
