@@ -50,6 +50,10 @@ async def enqueue() -> None:
     await send.enqueue(1, bb="b")  # E: call-arg
     await send.enqueue("1", "b")  # E: arg-type
     await send.enqueue(1, "b", 2)  # E: call-arg
+    await send.enqueue(b="b", a=None)  # E: arg-type
+    await send.enqueue(1, b=2)  # E: arg-type
+    whole: int = await job.result()  # E: assignment
+    print(whole)
     text: str = await job.result()  # E: assignment
     print(text)
 
@@ -93,8 +97,7 @@ async def many() -> None:
     assert_type(await app.enqueue_many(send.job(n, "b") for n in range(3)), list[Job[float]])
     assert_type(app.enqueue_many_sync([request]), list[Job[float]])
     await app.enqueue_many([1])  # E: arg-type
-    mixed = await app.enqueue_many([send.job(1, "b"), plain.job(1), nothing.job()])
-    assert_type(mixed, list[Job[object]])
+    mixed: list[Job[object]] = await app.enqueue_many([send.job(1, "b"), plain.job(1), nothing.job()])
     await mixed[0].result()
     anything: Job[object] = await send.enqueue(1, "b")
     await anything.status()
