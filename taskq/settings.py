@@ -31,7 +31,7 @@ _GIVEN_AS: Mapping[str, str] = MappingProxyType({"app": "the command line", "que
 """Settings that the command line names otherwise than ``--name``."""
 # Of the installation, of the tests, and what an orchestrator sets beside a service that is called taskq.
 _OTHER_VARIABLES = re.compile(
-    r"TASKQ_(HOME|FAULT|PRINT_ORIGIN|UNDER_TEST|TEST_\w+|PORT|PORT_\d+_\w+|SERVICE_HOST|SERVICE_PORT(_\w+)?)"
+    r"TASKQ_(HOME|FAULT|PRINT_ORIGIN|SUPERVISOR|UNDER_TEST|TEST_\w+|PORT|PORT_\d+_\w+|SERVICE_HOST|SERVICE_PORT(_\w+)?)"
 )
 
 
@@ -55,6 +55,16 @@ class Settings:
     """Seconds that running bodies get to finish when a worker is asked to stop."""
     poll_interval: float = 1.0
     """Seconds between looks for work when no notification comes."""
+    processes: int = 0
+    """Worker processes under a supervisor, or ``auto`` for one to each core; 0: one worker, in the process itself."""
+    max_jobs: int | None = None
+    """A worker process is replaced after about so many bodies; never by default."""
+    max_memory: int | None = None
+    """A worker process is replaced once it has about so many resident bytes (``512M``, ``2G``); never by default."""
+    child_max_jobs: int = 1000
+    """A child process for tasks with ``process=True`` is replaced after so many bodies."""
+    child_max_memory: int | None = None
+    """A child process is replaced once it has so many resident bytes after a body; never by default."""
     health_port: int | None = None
     """Port at which a worker answers ``/live`` and ``/ready``; none by default, 0 for a free one."""
     health_host: str = "127.0.0.1"
@@ -222,6 +232,26 @@ def _port(raw: Any) -> int:
     return port
 
 
+def _processes(raw: Any) -> int:
+    if isinstance(raw, str) and raw.strip().lower() == "auto":
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        count: int = _number(0, 1000, "", whole=True)(raw)
+    except ConfigurationError:
+        raise ConfigurationError(f"{raw!r} is neither a whole number of processes from 0 to 1000 nor auto") from None
+    return count
+
+
+def _size(raw: Any) -> int:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", str(raw).strip().lower())
+    size = (
+        0 if found is None or isinstance(raw, bool) else int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
+    )
+    if size < 1024**2:
+        raise ConfigurationError(f"{raw!r} is not a size of at least 1M; write bytes, or a number with K, M, G or T")
+    return size
+
+
 def _choice(*allowed: str) -> Callable[[Any], str]:
     def parse(raw: Any) -> str:
         text = _text(raw).lower()
@@ -241,6 +271,11 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "lease": _number(1, 3600, "seconds"),
     "grace": _number(0, 86_400, "seconds"),
     "poll_interval": _number(0.01, 60, "seconds"),
+    "processes": _processes,
+    "max_jobs": _number(1, 1e12, "bodies", whole=True),
+    "max_memory": _size,
+    "child_max_jobs": _number(1, 1e12, "bodies", whole=True),
+    "child_max_memory": _size,
     "health_port": _port,
     "health_host": _text,
     "log_format": _choice("console", "json"),

@@ -72,7 +72,7 @@ def command(
             note("no app is named, so no worker runs; Ctrl-C stops the server")
             _wait_for_signal()
             return 0
-        return run_worker(loaded, found, options, at_exit=leave)
+        return run_worker(loaded, found, options, reference=settings.app, at_exit=leave)
 
 
 def _install(dsn: str, schema: str, *, shown: bool) -> None:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import asyncpg
 
 import taskq
+from taskq import boot
 from taskq.app import TaskQ
 from taskq.cli.output import note
 from taskq.db.dsn import explain_connection_error, parse_dsn
@@ -24,6 +27,7 @@ from taskq.policy import check_name
 from taskq.settings import Settings
 from taskq.telemetry import get_logger
 from taskq.worker import Worker, WorkerOptions
+from taskq.worker.supervised import READY, WANTS_SUCCESSOR, Supervised
 
 __all__ = ["check_origin", "choose_database", "options_of", "run_worker"]
 
@@ -64,6 +68,10 @@ def options_of(settings: Settings, name: str | None = None) -> WorkerOptions:
         lease=settings.lease,
         grace=settings.grace,
         poll_interval=settings.poll_interval,
+        max_jobs=settings.max_jobs,
+        max_memory=settings.max_memory,
+        child_max_jobs=settings.child_max_jobs,
+        child_max_memory=settings.child_max_memory,
         health_port=settings.health_port,
         health_host=settings.health_host,
     )
@@ -94,12 +102,28 @@ def choose_database(app: TaskQ, settings: Settings) -> str:
     return dsn
 
 
-def run_worker(app: TaskQ, dsn: str, options: WorkerOptions, *, at_exit: Callable[[], None] | None = None) -> int:
+def run_worker(
+    app: TaskQ,
+    dsn: str,
+    options: WorkerOptions,
+    *,
+    reference: str | None = None,
+    link: Supervised | None = None,
+    at_exit: Callable[[], None] | None = None,
+) -> int:
     """Run a worker until it is stopped by SIGTERM or SIGINT; give its exit code.
 
     Ends the process itself, with that code, where bodies are left that cannot be stopped: their jobs may soon start
     elsewhere, and the interpreter would wait for them at its exit. What the caller has to do at the end is then done by
     ``at_exit``, which gets half a second.
+
+    Args:
+        app: The application.
+        dsn: Its database.
+        options: How the worker works.
+        reference: The application as ``module:attribute``, for child processes.
+        link: To the supervisor, if one has started this process.
+        at_exit: What is still to be done when the process ends itself.
 
     Raises:
         DatabaseUnavailable: The database cannot be reached at boot.
@@ -109,9 +133,10 @@ def run_worker(app: TaskQ, dsn: str, options: WorkerOptions, *, at_exit: Callabl
     def leave(code: int) -> NoReturn:
         _leave(code, at_exit)
 
-    worker = Worker(app.tasks, dsn, app.schema, options, on_abandoned=leave)
+    recycle = None if link is None else partial(link.say, WANTS_SUCCESSOR)
+    worker = Worker(app.tasks, dsn, app.schema, options, on_abandoned=leave, app=reference, on_recycle=recycle)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(worker, app, dsn))
+        return runner.run(_run(worker, app, dsn, link))
 
 
 def _leave(code: int, at_exit: Callable[[], None] | None) -> NoReturn:
@@ -126,9 +151,14 @@ def _leave(code: int, at_exit: Callable[[], None] | None) -> NoReturn:
     os._exit(code)
 
 
-async def _run(worker: Worker, app: TaskQ, dsn: str) -> int:
+async def _run(worker: Worker, app: TaskQ, dsn: str, link: Supervised | None) -> int:
+    loop = asyncio.get_running_loop()
+    for number in boot.SIGNALS:
+        loop.add_signal_handler(number, worker.stop)
+    boot.release()
+    telling = None if link is None else loop.create_task(_tell(worker, link))
     try:
-        return await worker.run(signals=True)
+        return await worker.run()
     except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as exc:
         if worker.ready.is_set():
             raise
@@ -136,7 +166,18 @@ async def _run(worker: Worker, app: TaskQ, dsn: str) -> int:
             raise ours from None
         raise DatabaseUnavailable(explain_connection_error(exc, dsn)) from None
     finally:
+        if telling is not None:
+            telling.cancel()
         await app.close()
+        if boot.is_held():
+            # All is done; a signal that comes now must not change the exit code.
+            signal.pthread_sigmask(signal.SIG_BLOCK, boot.SIGNALS)
+
+
+async def _tell(worker: Worker, link: Supervised) -> None:
+    link.watch(worker.stop)
+    await worker.ready.wait()
+    link.say(READY)
 
 
 def _loop_factory() -> Any:

@@ -69,7 +69,16 @@ def get_logger(name: str, **fields: Any) -> structlog.stdlib.BoundLogger:
     return cast(structlog.stdlib.BoundLogger, logger.bind(**fields) if fields else logger)
 
 
+def _console_format(process: str | None) -> str:
+    label = "" if process is None else f"[{process.replace('%', '%%')}] "
+    return f"%(asctime)s %(levelname)-7s {label}%(message)s"
+
+
 class _JsonLines(logging.Formatter):
+    def __init__(self, process: str | None = None) -> None:
+        super().__init__()
+        self._process = process
+
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
         line: dict[str, Any] = {
@@ -77,6 +86,7 @@ class _JsonLines(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": getattr(record, "event", None) or record.getMessage(),
+            **({} if self._process is None else {"process": self._process}),
             **fields,
         }
         if record.exc_info:
@@ -86,7 +96,9 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, default=str)
 
 
-def configure_for_terminal(fmt: Literal["console", "json"] = "console", level: str = "INFO") -> None:
+def configure_for_terminal(
+    fmt: Literal["console", "json"] = "console", level: str = "INFO", *, process: str | None = None
+) -> None:
     """Show taskq's events on standard error, unless the application has configured logging itself.
 
     A handler on the root logger, or on ``taskq``, means that it has: then nothing is changed.
@@ -94,13 +106,15 @@ def configure_for_terminal(fmt: Literal["console", "json"] = "console", level: s
     Args:
         fmt: ``console`` for people, ``json`` for one JSON object a line.
         level: A standard level name.
+        process: What tells this process from others whose lines come the same way: in brackets on the console, a field
+            ``process`` in JSON.
     """
     logger = logging.getLogger(ROOT)
     if logging.getLogger().handlers or logger.handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
-        _JsonLines() if fmt == "json" else logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
+        _JsonLines(process) if fmt == "json" else logging.Formatter(_console_format(process), "%H:%M:%S")
     )
     logger.addHandler(handler)
     logger.setLevel(level.upper())
