@@ -24,6 +24,8 @@ from helpers import eventually
 from taskq.cli import build
 from taskq.db.dsn import parse_dsn
 from taskq.settings import load
+from taskq.testing import faults
+from taskq.testing.points import parse_fault
 
 ROOT = Path(__file__).resolve().parent.parent
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -124,6 +126,13 @@ class Reader:
         self.last_id = next((line for line in reversed(shown) if UUID.fullmatch(line)), self.last_id)
         return f"run, {len(expected)} outputs compared"
 
+    def _pytest(self, files: list[str]) -> tuple[str, str]:
+        """Run files of tests as the reader does, with the ``conftest.py`` of the page if it has one."""
+        assert set(files) <= set(self.files), f"no blocks above are named {set(files) - set(self.files)}"
+        output = self._run(shlex.join(["pytest", "-p", "no:cacheprovider", *files]))
+        self.run_files |= {*files, "conftest.py"}
+        return "run", output
+
     def unused_files(self) -> list[str]:
         """Files that no command of the page runs, and no other file or worker imports."""
         text = "".join(block.text for block in self.files.values())
@@ -174,7 +183,10 @@ class Reader:
         match words:
             case ["export", setting]:
                 name, _, value = setting.partition("=")
-                assert name.removeprefix("TASKQ_").lower() in load(require_dsn=False).__slots__, name
+                if name == faults.VARIABLE:
+                    parse_fault(value)
+                else:
+                    assert name.removeprefix("TASKQ_").lower() in load(require_dsn=False).__slots__, name
                 if name == "TASKQ_DSN":
                     parse_dsn(value)
                 else:
@@ -201,6 +213,8 @@ class Reader:
                 return "done", ""
             case ["python", file, *rest] if file.endswith(".py"):
                 return self._python(self._with_id(command) if "ID" in rest else command, file), ""
+            case ["pytest", *files]:
+                return self._pytest(files)
             case ["python3", "-m", "venv", ".venv"] | [".", ".venv/bin/activate"]:
                 return "as the tests' own environment was made", ""
             case ["taskq", "dev", *_]:
@@ -236,6 +250,7 @@ class Reader:
 
     def _start(self, words: list[str]) -> None:
         log = self.folder / f"worker-{len(self.processes)}.log"
+        self.run_files |= {f"{word.partition(':')[0]}.py" for word in words if re.fullmatch(r"\w+:\w+", word)}
         with psycopg.connect(self.dsn, autocommit=True) as conn, log.open("wb") as out:
             process = subprocess.Popen(words, env=self.env, cwd=self.folder, stdout=out, stderr=out)
             self.processes.append(process)

@@ -3,8 +3,8 @@
 Conventions for the blocks of README.md and docs/:
 
 - ``python``: a whole file, whose first line ``# NAME.py`` names it. It is written to the page's folder, must pass
-  ``mypy --strict``, and must be run by a command further down or imported by a file that is. Each ``print(...)`` is
-  followed by ``# TEXT``, what it must print (``...`` is anything).
+  ``mypy --strict``, and must be run by a command further down (``python``, ``pytest``, ``taskq worker``) or imported
+  by a file that is. Each ``print(...)`` is followed by ``# TEXT``, what it must print (``...`` is anything).
 - ``sql``: run in the page's database, and committed.
 - ``console``: each ``$ command`` is run by a shell in the page's folder, must end with 0, and prints the lines shown
   below it in that order. ``python NAME.py`` is run like that too, and its output compared. ``taskq worker`` is started

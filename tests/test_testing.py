@@ -11,8 +11,8 @@ from servers import Server
 from sql import violations
 
 from taskq import JobContext, PolicyLayer, Retry, Snooze, TaskQ, constant
-from taskq.errors import DatabaseUnavailable, NotDrained, SyncCallInEventLoop
-from taskq.testing import Drained, database, drain, drain_sync
+from taskq.errors import DatabaseUnavailable, FaultInjected, NotDrained, SyncCallInEventLoop
+from taskq.testing import Drained, Point, database, drain, drain_sync, faults
 
 anyio = pytest.mark.anyio
 
@@ -201,6 +201,19 @@ async def test_a_job_of_a_task_that_the_app_does_not_have_is_named_at_once(dsn: 
             NotDrained, match=rf"no task for 1 pending of task 'stranger' .*{job.id}.*import the module"
         ):
             await drain(app)
+
+
+@anyio
+async def test_a_worker_that_a_fault_has_ended_fails_the_drain(dsn: str, aconn: asyncpg.Connection) -> None:
+    async with TaskQ(dsn) as app:
+
+        @app.task
+        async def quick() -> None: ...
+
+        await quick.enqueue()
+        with faults.at(Point.END_RECEIVED, "after", "raise"), pytest.raises(FaultInjected, match="after end_received"):
+            await drain(app)
+        assert await aconn.fetchval("select status from taskq.history") == "succeeded"
 
 
 @anyio

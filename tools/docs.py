@@ -25,10 +25,11 @@ import taskq
 from taskq import errors
 from taskq.cli import COMMANDS, build
 from taskq.settings import Settings
+from taskq.testing import Point
 from taskq.transitions import TRANSITIONS, Transition
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("docs/laws.md", "docs/reference.md")
+PAGES = ("docs/laws.md", "docs/reference.md", "docs/how-to/testing.md")
 SECTION = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -187,6 +188,16 @@ def commands() -> str:
     return table(("command", "what it does", "takes"), rows)
 
 
+def fault_points() -> str:
+    """The points at which a test may stop a worker; each one's docstring stands below it in the source."""
+    found = re.findall(r'^    [A-Z_]+ = "(\w+)"\n    """(.*?)"""', inspect.getsource(Point), re.MULTILINE | re.DOTALL)
+    assert [name for name, _ in found] == [str(point) for point in Point], "every point explains itself"
+    return table(
+        ("point", "what stands on either side"),
+        ((code(f"Point.{name.upper()}"), " ".join(about.split()).replace("``", "`")) for name, about in found),
+    )
+
+
 def log_events() -> str:
     """Every log event with its level and fields."""
     found = events(Path(taskq.__file__ or "").resolve().parent)
@@ -255,7 +266,7 @@ def sections(dsn: str) -> dict[str, str]:
             "relations": relations,
         }
         made = {name: make(conn) for name, make in from_schema.items()}
-    from_code = (transitions, sqlstates, settings, api, using, policy, commands, log_events)
+    from_code = (transitions, sqlstates, settings, api, using, policy, commands, fault_points, log_events)
     made |= {make.__name__: make() for make in from_code}
     made["methods"] = methods(taskq.TaskQ, taskq.Task, taskq.Job, taskq.JobContext)
     return made

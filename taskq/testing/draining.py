@@ -60,6 +60,7 @@ async def drain(app: TaskQ, *, timeout: Duration = "30s", later: bool = False, c
         NotDrained: Something due was left when the time was over, or is of a task that the app does not have.
         ConfigurationError: No database is named, or the app has no tasks.
         DatabaseUnavailable: The database cannot be reached.
+        FaultInjected: A fault that ends a worker has struck (see ``faults``).
     """
     end = asyncio.get_running_loop().time() + parse_duration(timeout)
     done = Drained()
@@ -125,10 +126,12 @@ async def _worker(app: TaskQ, queues: list[str], concurrency: int, done: Drained
     running = asyncio.create_task(worker.run())
     try:
         yield running
+        worker.stop()
+        await running
     finally:
         if not running.done():
             worker.stop()
-        await asyncio.wait([running])
+            await asyncio.wait([running])
         for field in fields(done):
             setattr(done, field.name, getattr(done, field.name) + getattr(worker.counts, field.name, 0))
 

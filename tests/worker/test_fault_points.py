@@ -51,7 +51,7 @@ class Work:
 
 @pytest.mark.parametrize(("point", "when", "how"), WAYS, ids=str)
 async def test_a_fault_costs_no_more_than_is_promised(
-    point: Point, when: When, how: How, app: TaskQ, dsn: str, aconn: asyncpg.Connection
+    point: Point, when: When, how: How, app: TaskQ, dsn: str, aconn: asyncpg.Connection, events: Events
 ) -> None:
     work = Work(app)
     wanted = await work.enqueue()
@@ -79,6 +79,7 @@ async def test_a_fault_costs_no_more_than_is_promised(
                 assert await asyncio.wait_for(running, BOUND) == 0
     [struck] = fault.fired
     assert (struck.point, struck.when) == (point, when)
+    assert events.of("job.fenced_out") == []
     check(dsn, promised, hit=struck.jobs, wanted=wanted, runs=work.runs)
 
 
