@@ -234,6 +234,9 @@ def _check_psycopg(connection: Any) -> None:
         raise _unusable(connection, _CLOSED)
     if connection.pgconn.pipeline_status != psycopg.pq.PipelineStatus.OFF:
         raise _unusable(connection, "it is in pipeline mode, where answers come late; leave the pipeline block first")
+    # A COPY and a stream hold the connection's lock: whoever asks for it within their block waits for ever.
+    if connection.info.transaction_status == psycopg.pq.TransactionStatus.ACTIVE:
+        raise _unusable(connection, _BUSY)
 
 
 @contextmanager
