@@ -323,10 +323,21 @@ class TaskQ:
             return self._dsn
 
     def use_database(self, dsn: str | None = None, schema: str | None = None) -> None:
-        """Use this database, or this schema, instead of what the application was made with. Only before first use."""
+        """Use this database, or this schema, instead of what the application was made with. Only before first use.
+
+        Raises:
+            ConfigurationError: The application uses another database already, or the name of the schema is not valid.
+        """
+        wanted = check_schema(schema or self.schema)
         with self._lock:
+            used = self._async_client is not None or self._sync_client is not None or self._server is not None
+            if used and ((dsn or self._dsn) != self._dsn or wanted != self.schema):
+                raise ConfigurationError(
+                    "use_database() comes too late: the application has used its database before, and the jobs of then "
+                    "are there; call it before the first job is enqueued or looked at"
+                )
             self._dsn = dsn or self._dsn
-            self.schema = check_schema(schema or self.schema)
+            self.schema = wanted
 
     async def open(self) -> Self:
         """Connect now, so that a wrong setting or an absent database shows at once. Optional.

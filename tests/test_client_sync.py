@@ -14,7 +14,9 @@ from client_kit import Shop, finish, stored
 from helpers import eventually
 from psycopg.rows import dict_row
 
+from taskq import TaskQ
 from taskq.errors import (
+    ConfigurationError,
     DatabaseUnavailable,
     IdempotencyConflict,
     JobFailed,
@@ -181,3 +183,17 @@ def test_another_schema(empty_dsn: str) -> None:
     assert job.info_sync().payload == {"n": 1}
     assert job.cancel_sync() == "cancelled"
     shop.app.close_sync()
+
+
+def test_another_database_after_the_first_use_is_refused(shop: Shop, dsn: str, conn: psycopg.Connection) -> None:
+    other = TaskQ("postgresql://nobody@localhost:1/nowhere", schema="elsewhere")
+    other.use_database(dsn, "taskq")
+    other.task(shop.double.fn)
+    other.get_task("double").enqueue_sync(1)
+    other.use_database(dsn)
+    for change in ({"dsn": "postgresql://nobody@localhost:1/nowhere"}, {"schema": "elsewhere"}):
+        with pytest.raises(ConfigurationError, match="comes too late"):
+            other.use_database(**change)
+    other.get_task("double").enqueue_sync(2)
+    other.close_sync()
+    assert stored(conn) == 2
