@@ -176,9 +176,11 @@ async def test_a_blocked_loop_is_told_while_it_is_blocked(
 
     def look() -> None:
         assert blocked.wait(15)
-        eventually(lambda: wrong(ask(port, "/live")) == {"loop"})
-        seen.append(wrong(ask(port, "/ready")))
-        told.set()
+        try:
+            eventually(lambda: wrong(ask(port, "/live")) == {"loop"})
+            seen.append(wrong(ask(port, "/ready")))
+        finally:
+            told.set()
 
     # The lease outlasts the tolerance: the worker goes on when the loop does.
     async with run_worker(health_port=0, tolerance=1, lease=15):
@@ -211,12 +213,12 @@ async def test_a_worker_whose_row_is_gone_is_never_ready_until_it_has_another(
             await asyncio.sleep(endpoint.FRESH * 1.5)
             await aconn.execute(change)
 
-            async def look(first: object = first) -> bool:
-                status, told = await ask_soon(port, "/ready")
-                assert status == 503 or UUID(told["worker_id"]) != first, "ready without its registration"
-                return status == 200
-
-            await aeventually(look)
+            async with asyncio.timeout(15):
+                while True:
+                    status, told = await ask_soon(port, "/ready")
+                    assert status == 503 or UUID(told["worker_id"]) != first, "ready without its registration"
+                    if status == 200:
+                        break
             assert worker.worker_id != first
 
 
