@@ -18,7 +18,7 @@ from taskq.cli.complete import complete_queue, complete_task
 if TYPE_CHECKING:
     from taskq.cli.database import Database
 
-__all__ = ["STATUSES", "Filter", "Selection", "id_range", "with_filter"]
+__all__ = ["STATUSES", "Filter", "QueueOption", "Selection", "TaskOption", "id_range", "with_filter"]
 
 AT_WORK = ("pending", "running", "held", "unknown")
 STATUSES = (*AT_WORK, "succeeded", "failed", "cancelled")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from taskq.cli.filters import Filter, with_filter
+from taskq.cli.filters import Filter, QueueOption, TaskOption, with_filter
 from taskq.cli.options import DsnOption, JsonOption, LimitOption, ReasonOption, SchemaOption
 
 __all__ = ["app"]
@@ -125,6 +125,31 @@ def show_(
             [{**a, "details": json.dumps(a["details"])} for a in audit], ["at", "actor", "action", "reason", "details"]
         )
     return ExitCode.OK
+
+
+@app.command()
+def tail(
+    queue: QueueOption = None,
+    task: TaskOption = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="End after so many lines.", metavar="N", show_default=False)
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option("--timeout", min=0, help="End after so many seconds.", metavar="S", show_default=False),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line, for programs.")] = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> None:
+    """Follow starts and ends of attempts, a line each, until Ctrl-C. For looking on: the record is taskq jobs show.
+
+    It looks every second. An attempt that starts and ends between two looks has only the line of its end, and where
+    more than 2,000 end within seconds the newest are shown.
+    """
+    from taskq.cli.tail import follow
+
+    follow(queue or None, task or None, limit=limit, timeout=timeout, as_json=as_json, dsn=dsn, schema=schema)
 
 
 @app.command()

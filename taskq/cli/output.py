@@ -5,6 +5,7 @@ Results go to standard output, everything else to standard error, so that a pipe
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +26,9 @@ __all__ = ["ExitCode", "note", "print_json", "print_table", "run_cli", "show"]
 
 READABLE = 16
 """Characters a line to which a cell of text may be folded."""
+
+
+_CANNOT_WRITE = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF}
 
 
 class ExitCode(IntEnum):
@@ -51,6 +55,8 @@ def run_cli(command: Callable[[], object], args: Sequence[str] = ()) -> int:
     try:
         _check_text(args)
         result = command()
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where what goes wrong can still be told
         return result if isinstance(result, int) else ExitCode.OK
     except SystemExit as exc:
         if exc.code is None or isinstance(exc.code, int):
@@ -73,6 +79,9 @@ def run_cli(command: Callable[[], object], args: Sequence[str] = ()) -> int:
         note("interrupted")
         return ExitCode.INTERRUPTED
     except Exception as exc:
+        if isinstance(exc, OSError) and exc.errno in _CANNOT_WRITE:
+            sys.stdout = None
+            return _error(exc, ExitCode.FAILED, "the output could not be written: ")
         if isinstance(exc, _driver_errors()):
             code = ExitCode.FAILED if getattr(exc, "sqlstate", None) else ExitCode.NO_CONNECTION
             return _error(exc, code, "the database did not answer as expected: ")
@@ -178,7 +187,7 @@ def print_table(
     cells = {column: [_cell(row.get(column)) for row in rows] for column in columns}
     # A pipe or file has no width to fit in: do not fold lines there.
     width = 10_000
-    if sys.stdout.isatty():
+    if sys.stdout is not None and sys.stdout.isatty():
         width = Console().width
         left_out = _left_out(cells, optional, width)
         cells = {column: values for column, values in cells.items() if column not in left_out}

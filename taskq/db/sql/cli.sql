@@ -92,6 +92,49 @@ select m.id::text as id, m.finished_at
           and (h.finished_at, h.id) > ($16::timestamptz, $17::text::uuid)
          order by h.finished_at, h.id limit $18::int) m;
 
+-- name: utc_day
+select ($1::timestamptz at time zone 'UTC')::date as day;
+
+-- name: tail_places
+-- How many blocks the partitions of a day have: what ends from now on stands behind them, but for space that was freed.
+select coalesce(pg_relation_size(to_regclass(format('{{schema}}.history_%s', to_char($1::date, 'YYYYMMDD'))))
+                / current_setting('block_size')::int, 0)::int as history,
+       coalesce(pg_relation_size(to_regclass(format('{{schema}}.ledger_%s', to_char($1::date, 'YYYYMMDD'))))
+                / current_setting('block_size')::int, 0)::int as ledger;
+
+-- name: tail_history
+-- Jobs that finished on the day $1 since $2, from the block $3 on, the newest $6. The partition is append-only, so its end
+-- is read by place: there is no index on the time of the end, and none is worth its price for this.
+select h.id::text as id, h.claim_epoch, coalesce(h.outcome, h.status) as event, h.status, h.queue, h.task, w.name as worker,
+       h.finished_at as at, extract(epoch from h.finished_at - h.claimed_at)::float8 as seconds, h.error ->> 'type' as error
+  from {{schema}}.history h left join {{schema}}.workers w on w.id = h.worker_id
+ where h.finished_at >= $1::date::timestamp at time zone 'UTC'
+   and h.finished_at < ($1::date + 1)::timestamp at time zone 'UTC' and h.finished_at >= $2::timestamptz
+   and h.ctid >= $3::text::tid and ($4::text[] is null or h.queue = any ($4::text[]))
+   and ($5::text[] is null or h.task = any ($5::text[]))
+ order by h.finished_at desc, h.id desc limit $6::int;
+
+-- name: tail_ledger
+-- Attempts that ended on the day $1 since $2 and were not the last of their job, with the same parameters.
+select l.job_id::text as id, l.claim_epoch, l.outcome as event, j.status, j.queue, j.task, w.name as worker,
+       l.ended_at as at, extract(epoch from l.ended_at - l.claimed_at)::float8 as seconds, l.error ->> 'type' as error
+  from {{schema}}.ledger l
+  left join {{schema}}.all_jobs j on j.id = l.job_id and (j.finished_at is null or j.finished_at >= $2::timestamptz)
+  left join {{schema}}.workers w on w.id = l.worker_id
+ where l.ended_at >= $1::date::timestamp at time zone 'UTC' and l.ended_at < ($1::date + 1)::timestamp at time zone 'UTC'
+   and l.ended_at >= $2::timestamptz and l.ctid >= $3::text::tid
+   and ($4::text[] is null or j.queue = any ($4::text[])) and ($5::text[] is null or j.task = any ($5::text[]))
+ order by l.ended_at desc, l.job_id desc limit $6::int;
+
+-- name: tail_running
+-- Attempts that run and were claimed since $1, the newest $4.
+select j.id::text as id, j.claim_epoch, 'started' as event, j.status, j.queue, j.task, w.name as worker, j.claimed_at as at,
+       null::float8 as seconds, null::text as error
+  from {{schema}}.jobs j left join {{schema}}.workers w on w.id = j.claimed_by
+ where j.claimed_by is not null and j.claimed_at >= $1::timestamptz and ($2::text[] is null or j.queue = any ($2::text[]))
+   and ($3::text[] is null or j.task = any ($3::text[]))
+ order by j.claimed_at desc, j.id desc limit $4::int;
+
 -- name: steer_many
 -- One batch of a bulk action, with its rows of audit.
 select s.job_id::text as id, s.answer, s.why from {{schema}}.steer_many($1::text, $2::text[]::uuid[], $3::text, $4::text, $5::text::jsonb) s;
