@@ -12,7 +12,7 @@ JOBS ?= 2
 DECIDING := taskq/policy.py,taskq/transitions.py,taskq/worker/disposition.py,taskq/worker/lease.py,taskq/migrate/*
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint format types migrations unit coverage system-test prove-laws bench test-lowest test-python test-wheel clean
+.PHONY: help install demo test check lint format types migrations unit coverage system-test system-test-long prove-laws bench test-lowest test-python test-wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ pg15:
 
 system-test: $(VENV)/.dev ## Real worker processes and real faults (some minutes)
 	$(PYTEST) system_tests
+
+system-test-long: $(VENV)/.dev ## The same, with outages as long as in life (two minutes more)
+	SYSTEM_TEST_LONG=1 $(PYTEST) system_tests
 
 prove-laws: $(VENV)/.dev ## Take away each guard of the laws and show the test that turns red (about ten minutes)
 	$(BIN)/python tools/prove_laws.py

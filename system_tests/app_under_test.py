@@ -15,9 +15,14 @@ from typing import Any
 from taskq import JobContext, Retry, Snooze, TaskQ
 from taskq.errors import JobCancelled
 from taskq.policy import constant
+from taskq.worker import wake
 
 app = TaskQ()
-BOUND = 40.0
+BOUND = float(os.environ.get("BOUND", "40"))
+if "CHECK_LISTENER" in os.environ:
+    # Sooner than in life, for a test that waits for it.
+    wake.CHECK_EVERY = float(os.environ["CHECK_LISTENER"])
+    wake.ANSWER_WITHIN = float(os.environ["CHECK_LISTENER"])
 
 
 def note(event: str, ctx: JobContext) -> None:

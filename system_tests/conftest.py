@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ template = _shared.template
 dsn = _shared.dsn
 aconn = _shared.aconn
 
+from cluster import Cluster, Clusters  # noqa: E402
 from helpers import eventually  # noqa: E402
 from sql import violations  # noqa: E402
 from survival import pytest_terminal_summary, survived  # noqa: E402, F401
@@ -62,6 +63,7 @@ class WorkerProcess:
         *,
         app: str = "app_under_test:app",
         environ: dict[str, str] | None = None,
+        within: Sequence[str] = (),
     ) -> None:
         self.log_file = folder / f"{name}.log"
         args = [f"--{key.replace('_', '-')}={value}" for key, value in options.items()]
@@ -77,7 +79,7 @@ class WorkerProcess:
         }
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "taskq", "worker", app, "--name", name, *args],
+                [*within, sys.executable, "-m", "taskq", "worker", app, "--name", name, *args],
                 env=environment,
                 cwd=folder,
                 stdout=log,
@@ -153,10 +155,12 @@ def start_worker(dsn: str, tmp_path: Path) -> Iterator[StartWorker]:
         to: str | None = None,
         app: str = "app_under_test:app",
         environ: dict[str, str] | None = None,
+        within: Sequence[str] = (),
         **options: Any,
     ) -> WorkerProcess:
+        """``within`` is a command that runs it; options are the CLI's."""
         chosen = {"lease": 2, "grace": 5, "concurrency": 10, "poll_interval": 0.2} | options
-        worker = WorkerProcess(to or dsn, tmp_path, name, chosen, app=app, environ=environ)
+        worker = WorkerProcess(to or dsn, tmp_path, name, chosen, app=app, environ=environ, within=within)
         started.append(worker)
         return worker.until_started() if ready else worker
 
@@ -169,6 +173,21 @@ def start_worker(dsn: str, tmp_path: Path) -> Iterator[StartWorker]:
         assert "Traceback" not in worker.log, worker.log[-6000:]
     with psycopg.connect(dsn) as check:
         assert violations(check) == []
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Clusters]:
+    """Servers of a test's own."""
+    made = Clusters()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def cluster(clusters: Clusters, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """A server of this test's own, migrated; an indirect parameter has settings for it."""
+    with clusters.one(getattr(request, "param", None)) as one:
+        yield one
 
 
 @pytest.fixture
@@ -184,6 +203,10 @@ async def app(dsn: str, anyio_backend: str) -> AsyncIterator[TaskQ]:
 def until(condition: Callable[[], Any], within: float = 15) -> Any:
     """Wait for something that happens in another process."""
     return eventually(condition, within, interval=0.05)
+
+
+LONG = os.environ.get("SYSTEM_TEST_LONG") == "1"
+"""``make system-test-long``: the same faults for as long as they last in life."""
 
 
 def now() -> float:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
 from collections import Counter
 from uuid import UUID
 
 import psycopg
 import pytest
 from conftest import Journal, StartWorker, WorkerProcess, now, until
-from helpers import eventually
 from psycopg.rows import dict_row
-from sql import violations
 from survival import Survived, reckon
 
 from taskq import TaskQ
@@ -169,108 +166,3 @@ async def test_a_crash_in_the_last_recovery_ends_the_job(
     [left] = query(dsn, "select count(*) as n from taskq.jobs where status = 'running'")
     assert left["n"] == 0
     survived(fault="worker killed in a job's last recovery", injected=1, **reckon(dsn, journal.of("start"), [job.id]))
-
-
-class Stoppable:
-    """A server of its own that a test stops and starts."""
-
-    def __init__(self) -> None:
-        from servers import serve
-
-        self._context = serve(durable=True)
-        self.server = self._context.__enter__()
-        self.running = True
-
-    def _control(self, *args: str) -> None:
-        server = self.server
-        done = server.user.run([server.bin_dir / "pg_ctl", "-D", server.data_dir, "-w", "-t", "60", *args], timeout=90)
-        assert done.returncode == 0, done.stdout
-
-    def stop(self, mode: str) -> None:
-        self._control("stop", "-m", mode)
-        self.running = False
-
-    def start(self) -> None:
-        options = f"-c listen_addresses= -c unix_socket_directories={self.server.socket_dir} -c max_connections=200"
-        server = self.server
-        # In a session of its own, its output to a file: pg_ctl would otherwise hold our pipes.
-        command = [str(server.bin_dir / "pg_ctl"), "-D", str(server.data_dir), "-w", "-o", options]
-        done = subprocess.run(
-            [*command, "-l", str(server.data_dir / "restarted.log"), "start"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            timeout=90,
-            check=False,
-            **server.user.popen_options(),
-        )
-        assert done.returncode == 0
-        self.running = True
-
-    def close(self) -> None:
-        if self.running:
-            self._control("stop", "-m", "immediate")
-        self._context.__exit__(None, None, None)
-
-
-async def test_a_database_that_stops_and_comes_back_is_survived(
-    tmp_path_factory: pytest.TempPathFactory, journal: Journal
-) -> None:
-    from conftest import ROOT, _module
-
-    from taskq import migrate
-
-    own = Stoppable()
-    dsn = own.server.dsn()
-    worker = None
-    try:
-        migrate.up(dsn)
-        app: TaskQ = _module("app_of_restart", ROOT / "system_tests" / "app_under_test.py").app
-        app.use_database(dsn)
-        worker = WorkerProcess(dsn, journal.folder, "survivor", {"lease": 30, "poll-interval": 0.2}).until_started()
-        job = await app.get_task("waits").enqueue()
-        # And 300 claims of a worker that is gone, to be rescued by whoever is there.
-        orphans = await app.enqueue_many([app.get_task("work").using(queue="orphans").job(0) for _ in range(300)])
-        query(
-            dsn,
-            "select count(*) from taskq.claim("
-            "taskq.register_worker('gone', 'h', 1, '{orphans}', '{work}', 300, 1, '0', 60), 300, '{work}', '{orphans}',"
-            " '{5}', '{-infinity}', array['00000000-0000-0000-0000-000000000000'::uuid])",
-        )
-        await app.close()
-        until(lambda: journal.of("start"))
-        own.stop("fast")
-        stopped = now()
-        journal.open_gate()
-        until(lambda: journal.of("end"))
-        eventually(lambda: now() - stopped > 10, 15)
-        lines = worker.log.count("\n")
-        own.start()
-        back = now()
-        assert worker.process.poll() is None
-        assert lines < 60, worker.log
-        until(lambda: row_of(dsn, job.id)["status"] == "succeeded", 6)
-        app.use_database(dsn)
-        fresh = _module("app_after_restart", ROOT / "system_tests" / "app_under_test.py").app
-        fresh.use_database(dsn)
-        more = await fresh.get_task("work").enqueue(0)
-        assert await more.result(timeout=6) == 1
-        assert now() - back < 8
-        assert [r["outcome"] for r in query(dsn, "select outcome from taskq.attempts where job_id = %s", job.id)] == [
-            "succeeded"
-        ]
-        # The rescue depends on nothing in memory: a hard restart in the middle of it.
-        query(dsn, "update taskq.workers set lease_expires_at = '-infinity' where name = 'gone' returning 1")
-        query(dsn, "select * from taskq.mark_lost()")
-        query(dsn, "select * from taskq.settle_lost(100)")
-        own.stop("immediate")
-        own.start()
-        until(lambda: query(dsn, "select count(*) as n from taskq.jobs where status = 'running'")[0]["n"] == 0, 40)
-        assert query(dsn, "select count(*) as n from taskq.jobs where recoveries = 1")[0]["n"] == len(orphans)
-        await fresh.close()
-        assert worker.stop() == 0
-        with psycopg.connect(dsn) as check:
-            assert violations(check) == []
-    finally:
-        if worker is not None and worker.process.poll() is None:
-            worker.kill()
-        own.close()

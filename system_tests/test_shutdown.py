@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from conftest import Journal, StartWorker, now, until
 from helpers import eventually
+from survival import Survived, reckon
 
 from taskq import TaskQ
 from taskq.worker.lease import EXIT_LEASE_LOST
@@ -25,7 +26,9 @@ def row_of(dsn: str, job: UUID) -> dict[str, object]:
         return row
 
 
-async def test_deploys_use_no_attempt(app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str) -> None:
+async def test_deploys_use_no_attempt(
+    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str, survived: Survived
+) -> None:
     job = await app.get_task("waits").enqueue()
     for n in range(5):
         worker = start_worker(f"w{n}", grace=0.3)
@@ -37,6 +40,7 @@ async def test_deploys_use_no_attempt(app: TaskQ, start_worker: StartWorker, jou
     last = start_worker("last")
     assert await job.result(timeout=10) == "epoch 6"
     assert last.stop() == 0
+    survived(fault="deploy in the middle of a body", injected=5, **reckon(dsn, journal.of("start"), [job.id]))
 
 
 async def test_a_fresh_worker_starts_what_was_handed_back_at_once(
@@ -149,7 +153,7 @@ async def test_a_thread_that_outlives_its_timeout_ends_the_process(
 
 
 async def test_a_thread_that_runs_as_the_lease_ends_ends_the_process(
-    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str
+    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str, survived: Survived
 ) -> None:
     from proxy import proxy
 
@@ -169,6 +173,9 @@ async def test_a_thread_that_runs_as_the_lease_ends_ends_the_process(
         start_worker("other")
         assert await job.result(timeout=15) == "epoch 2"
         assert "lease.lost" in worker.log
+        notes = f"exit {EXIT_LEASE_LOST} {left:.1f} s before the lease ended"
+        figures = reckon(dsn, journal.of("start"), [job.id])
+        survived(fault="a worker's network cut under a thread", injected=1, notes=notes, **figures)
 
 
 async def test_a_thread_whose_claim_was_taken_ends_the_process(

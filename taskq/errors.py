@@ -78,6 +78,10 @@ class DatabaseUnavailable(TaskQError):
     """PostgreSQL could not be reached or refused the login; the message names host, port and database."""
 
 
+class DatabaseBusy(DatabaseUnavailable):
+    """PostgreSQL answers and takes no connection just now: all are taken, or it is starting or stopping."""
+
+
 # Declaring tasks and policies ----------------------------------------------------------------------
 
 

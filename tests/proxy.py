@@ -1,6 +1,7 @@
 """A way to the database that can be cut, stopped and swallowed: a small TCP proxy in threads.
 
-The server listens on a unix socket; the proxy listens on 127.0.0.1 and hands bytes on, in both directions.
+The server listens on a unix socket; the proxy listens on an address of this machine and hands bytes on, in both
+directions.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from urllib.parse import parse_qs, urlsplit
 class Proxy:
     """One proxy; ``dsn`` goes through it.
 
+    Args:
+        dsn: Where it leads.
+        host: Where it listens.
+
     Attributes:
         dsn: Like the DSN that it was made with, but through the proxy.
         connections: How many connections were ever made.
     """
 
-    def __init__(self, dsn: str) -> None:
-        parts = urlsplit(dsn)
-        query = parse_qs(parts.query)
-        self._target = f"{query['host'][0]}/.s.PGSQL.{query['port'][0]}"
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, dsn: str, host: str = "127.0.0.1") -> None:
+        self.lead_to(dsn)
+        self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
-        self.dsn = f"postgresql://taskq@127.0.0.1:{self.port}{parts.path}?sslmode=disable"
+        self.dsn = f"postgresql://taskq@{host}:{self.port}{urlsplit(dsn).path}?sslmode=disable"
         self.connections = 0
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._flow = threading.Event()
@@ -38,9 +41,20 @@ class Proxy:
         self._hold = b""
         self._held = threading.Event()
         self._resume = threading.Event()
+        self._stalled: bytes | None = None
         self._closed = False
         self._lock = threading.Lock()
         threading.Thread(target=self._accept, daemon=True).start()
+
+    def lead_to(self, dsn: str) -> None:
+        """Where connections lead that are made from now on, as after a fail-over."""
+        query = parse_qs(urlsplit(dsn).query)
+        self._target = f"{query['host'][0]}/.s.PGSQL.{query['port'][0]}"
+
+    def stall(self, name: str) -> None:
+        """Let nothing more through of connections with this application_name, those that come included."""
+        self._resume.clear()
+        self._stalled = b"application_name\0" + name.encode() + b"\0"
 
     def blackhole(self) -> None:
         """Let nothing through in either direction, and close nothing: the worst way to lose a network."""
@@ -55,6 +69,7 @@ class Proxy:
         """Let everything through again."""
         self._refuse = False
         self._hold = b""
+        self._stalled = None
         self._resume.set()
         self._flow.set()
 
@@ -119,7 +134,7 @@ class Proxy:
         pair = (client, server)
         with self._lock:
             self._pairs.add(pair)
-        known = b""
+        known = start = b""
         try:
             while True:
                 ready, _, _ = select.select(pair, [], [])
@@ -128,6 +143,9 @@ class Proxy:
                     data = one.recv(65536)
                     if not data:
                         return
+                    start = start or data
+                    if self._stalled and self._stalled in start:
+                        self._resume.wait()
                     if one is client:
                         known += data
                         server.sendall(data)
@@ -153,9 +171,9 @@ class Proxy:
 
 
 @contextmanager
-def proxy(dsn: str) -> Iterator[Proxy]:
+def proxy(dsn: str, host: str = "127.0.0.1") -> Iterator[Proxy]:
     """A proxy until the block ends."""
-    made = Proxy(dsn)
+    made = Proxy(dsn, host)
     try:
         yield made
     finally:

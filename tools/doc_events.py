@@ -61,6 +61,7 @@ MEANING = {
     "policy.unavailable": "policies could not be read; the tasks' own are used meanwhile",
     "policy.unreadable": "a stored policy cannot be understood; the task's own is used",
     "task.unknown": "jobs wait for a task that this worker does not know; told once a name",
+    "worker.waits": "at boot: the database answers and takes no worker just now; tried again, with growing pauses",
     "worker.bodies_left": "the worker ends while bodies run that could not be stopped; the process must end",
     "worker.drain_requested": "an operator asked it to stop, with `taskq workers drain`",
     "worker.draining": "asked to stop; nothing more is claimed",

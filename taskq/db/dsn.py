@@ -15,9 +15,9 @@ from urllib.parse import quote, unquote
 
 from psycopg import ProgrammingError, conninfo, pq
 
-from taskq.errors import ConfigurationError
+from taskq.errors import ConfigurationError, DatabaseBusy, DatabaseUnavailable
 
-__all__ = ["Dsn", "describe_dsn", "explain_connection_error", "parse_dsn", "redact"]
+__all__ = ["Dsn", "connection_error", "describe_dsn", "explain_connection_error", "parse_dsn", "redact"]
 
 _SCHEMES = ("postgresql://", "postgres://")
 _ENCODE_HINT = (
@@ -274,6 +274,15 @@ _CAUSES: tuple[tuple[str, str, str, str], ...] = (
     ),
     ("", r"SSL|certificate", "no encrypted connection was agreed", "check sslmode and the certificates"),
 )
+_PASSING = ("53300", "57P03")
+"""Causes that pass by themselves."""
+
+
+def connection_error(exc: BaseException, dsn: str | Dsn) -> DatabaseUnavailable:
+    """The error to raise for one of psycopg, of asyncpg or of the operating system that a connection failed with."""
+    said = explain_connection_error(exc, dsn)
+    passing = any(happened in said for states, _, happened, _ in _CAUSES if states in _PASSING)
+    return (DatabaseBusy if passing else DatabaseUnavailable)(said)
 
 
 def explain_connection_error(exc: BaseException, dsn: str | Dsn) -> str:

@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 import asyncpg
 import psycopg
 
-from taskq.db.dsn import Dsn, describe_dsn, explain_connection_error, parse_dsn
+from taskq.db.dsn import Dsn, connection_error, describe_dsn, parse_dsn
 from taskq.db.queries import load
-from taskq.errors import DatabaseUnavailable, PoolerInBetween, SyncCallInEventLoop
+from taskq.errors import PoolerInBetween, SyncCallInEventLoop
 
 __all__ = ["AsyncPool", "SyncPool", "connect_async", "connect_sync", "refuse_in_event_loop"]
 
@@ -57,7 +57,7 @@ class AsyncPool:
         try:
             taken = await pool.acquire()
         except _CANNOT_CONNECT as exc:
-            raise DatabaseUnavailable(explain_connection_error(exc, self._dsn)) from exc
+            raise connection_error(exc, self._dsn) from exc
         except PoolerInBetween as exc:
             raise PoolerInBetween(f"{describe_dsn(self._dsn)}: {exc}") from None
         try:
@@ -109,7 +109,7 @@ async def connect_async(dsn: str, *, name: str = "taskq", **options: Any) -> Asy
     try:
         opened = await asyncpg.connect(parsed.asyncpg_dsn, server_settings=settings, **options)
     except _CANNOT_CONNECT as exc:
-        raise DatabaseUnavailable(explain_connection_error(exc, parsed)) from exc
+        raise connection_error(exc, parsed) from exc
     try:
         await _refuse_pooler(opened)
     except PoolerInBetween as exc:
@@ -117,7 +117,7 @@ async def connect_async(dsn: str, *, name: str = "taskq", **options: Any) -> Asy
         raise PoolerInBetween(f"{describe_dsn(parsed)}: {exc}") from None
     except _CANNOT_CONNECT as exc:
         opened.terminate()
-        raise DatabaseUnavailable(explain_connection_error(exc, parsed)) from exc
+        raise connection_error(exc, parsed) from exc
     return opened
 
 
@@ -155,7 +155,7 @@ def connect_sync(dsn: str, *, name: str = "taskq", **options: Any) -> psycopg.Co
     try:
         return psycopg.connect(parsed.conninfo, **options)
     except psycopg.OperationalError as exc:
-        raise DatabaseUnavailable(explain_connection_error(exc, parsed)) from exc
+        raise connection_error(exc, parsed) from exc
 
 
 class SyncPool:

@@ -19,10 +19,9 @@ import psycopg
 from psycopg import errors, sql
 from psycopg.rows import class_row, tuple_row
 
-from taskq.db.dsn import Dsn, explain_connection_error, parse_dsn
+from taskq.db.dsn import Dsn, connection_error, parse_dsn
 from taskq.errors import (
     ConfigurationError,
-    DatabaseUnavailable,
     MigrationChanged,
     MigrationError,
     MigrationFailed,
@@ -150,7 +149,7 @@ def connect(dsn: str | Dsn, *, application_name: str = "taskq migrate") -> Conne
     try:
         conn = psycopg.connect(autocommit=True, prepare_threshold=None, **params)
     except psycopg.Error as exc:
-        raise DatabaseUnavailable(explain_connection_error(exc, parsed)) from None
+        raise connection_error(exc, parsed) from None
     # A role may default to another level or to read-only transactions; the runner must not inherit that.
     conn.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     conn.read_only = False

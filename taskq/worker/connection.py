@@ -27,6 +27,10 @@ DATABASE_ERRORS = (
     TimeoutError,
 )
 """What a statement may raise that is the database's doing, or the network's."""
+OWN_LIMITS = dict.fromkeys(
+    ("statement_timeout", "lock_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout"), "0"
+)
+"""A worker limits its statements itself; limits of its role would keep it from settling and from listening."""
 FIRST_WAIT = 0.1
 LONGEST_WAIT = 3.0
 
@@ -48,15 +52,23 @@ class Connection:
         name: Appears as application_name, and in events.
         timeout: Seconds after which a statement is given up and the connection is thrown away.
         on_progress: Called after each statement that the database answered.
+        on_recovered: Called when it answers again after failures.
     """
 
     def __init__(
-        self, dsn: str, name: str, *, timeout: float = 30.0, on_progress: Callable[[], None] | None = None
+        self,
+        dsn: str,
+        name: str,
+        *,
+        timeout: float = 30.0,
+        on_progress: Callable[[], None] | None = None,
+        on_recovered: Callable[[], None] | None = None,
     ) -> None:
         self._dsn = dsn
         self._name = name
         self._timeout = timeout
         self._on_progress = on_progress or (lambda: None)
+        self._on_recovered = on_recovered or (lambda: None)
         self._conn: asyncpg.Connection | None = None
         self._lock = asyncio.Lock()
         self._failures = 0
@@ -79,7 +91,9 @@ class Connection:
                 if not isinstance(exc, asyncpg.PostgresError) or is_connection_failure(exc) or conn.is_closed():
                     self._drop()
                 raise
-        self._failures = 0
+        if self._failures:
+            self._failures = 0
+            self._on_recovered()
         self._on_progress()
         return rows
 
@@ -122,7 +136,7 @@ class Connection:
 
     async def _open(self) -> asyncpg.Connection:
         self._drop()
-        conn = await connect_async(self._dsn, name=self._name)
+        conn = await connect_async(self._dsn, name=self._name, server_settings=OWN_LIMITS)
         if self.on_open is not None:
             try:
                 await self.on_open(conn)

@@ -225,7 +225,8 @@ class LeaseKeeper(threading.Thread):
                     # Without an answer for this long, the kernel gives the connection up.
                     tcp_user_timeout=int(self._lease * 500),
                     keepalives_idle=max(1, int(self._lease / 3)),
-                    options=f"-c statement_timeout={max(1000, int(self._lease * 400))}",
+                    options=f"-c statement_timeout={max(1000, int(self._lease * 400))} -c lock_timeout=0"
+                    " -c idle_session_timeout=0",
                 )
             sent_at = self._sent_at = boot_clock()
             rows = self._conn.execute(self._query, (worker_id,)).fetchall()
@@ -263,7 +264,8 @@ class LeaseKeeper(threading.Thread):
 
     def _watch_until_halted(self) -> None:
         tick = min(self._lease / 12, 0.25)
-        while not self._halt.wait(tick):
+        wait = tick
+        while not self._halt.wait(wait):
             now = boot_clock()
             sent_at, conn = self._sent_at, self._conn
             if sent_at is not None and conn is not None and now - sent_at > max(self._lease / 3, 1.0):
@@ -272,6 +274,13 @@ class LeaseKeeper(threading.Thread):
                 with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.fileno())) as cut:
                     cut.shutdown(socket.SHUT_RDWR)
             self._watch(now)
+            # Not a tick late for either of the two: the second is a sixteenth of the lease before its end.
+            ahead = [at - now for at in (self._deadline - self.soft_margin, self._hard_deadline) if at > now]
+            wait = min([tick, *(max(left, 0.001) for left in ahead)])
+
+    @property
+    def _hard_deadline(self) -> float:
+        return self._deadline - self.soft_margin / 4
 
     def _watch(self, now: float) -> None:
         if now < self._deadline - self.soft_margin:
@@ -280,7 +289,7 @@ class LeaseKeeper(threading.Thread):
             self._expiring = True
             log.error("lease.expiring", bodies=self._bodies(), seconds_left=round(self._deadline - now, 1))
             self._on_expiring()
-        if now >= self._deadline - self.soft_margin / 4 and self._bodies() > 0:
+        if now >= self._hard_deadline and self._bodies() > 0:
             log.critical(
                 "lease.lost",
                 bodies=self._bodies(),

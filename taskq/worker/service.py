@@ -18,6 +18,7 @@ from taskq.policy import ExecutionPolicy
 from taskq.tasks import Task
 from taskq.telemetry import get_logger
 from taskq.version import CAPABILITY_LEVEL, __version__
+from taskq.worker.admission import until_admitted
 from taskq.worker.claims import Claim, Counts
 from taskq.worker.complete import Outbox, make_end
 from taskq.worker.connection import DATABASE_ERRORS, Connection
@@ -131,6 +132,9 @@ class Worker:
     async def run(self, *, signals: bool = False) -> int:
         """Work until stopped.
 
+        At boot it waits for a database that answers and takes no worker just now: without a free connection, starting,
+        or read-only, as a standby is until it is promoted.
+
         Args:
             signals: Whether SIGTERM and SIGINT stop it.
 
@@ -168,13 +172,12 @@ class Worker:
         if signals:
             for sig in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(sig, self.stop)
-        await asyncio.to_thread(migrate.check_compatible, self._dsn, self._schema)
+        await until_admitted(
+            lambda: asyncio.to_thread(migrate.check_compatible, self._dsn, self._schema), self._stop, self._dsn
+        )
         self._build()
         try:
-            if not await self._boot():
-                log.info("worker.stopped_at_boot")
-                self._code = EXIT_OK
-                return EXIT_OK
+            await self._boot()
             if health is not None:
                 health.vitals = self._vitals()
             code = await self._serve()
@@ -208,7 +211,13 @@ class Worker:
         self._progress = Progress()
         # What is not answered within a lease is better asked anew: sent again, nothing happens twice.
         patience = max(5.0, options.lease)
-        self._conn = Connection(self._dsn, "taskq exchange", timeout=patience, on_progress=self._progress.pool)
+        self._conn = Connection(
+            self._dsn,
+            "taskq exchange",
+            timeout=patience,
+            on_progress=self._progress.pool,
+            on_recovered=self._listen_now,
+        )
         self._side = Connection(self._dsn, "taskq side", timeout=patience)
         self._upkeep = Connection(self._dsn, "taskq maintenance", timeout=120)
         self._outbox = Outbox(self._why_released)
@@ -286,16 +295,15 @@ class Worker:
             flush_within=max(5.0, options.lease),
             on_abandoned=self._on_abandoned,
         )
+        self._listener = Listener(
+            self._dsn, self._schema, self._queues, self._exchanger.notified, self._cancel_requested
+        )
         self._background: list[asyncio.Task[None]] = []
 
-    async def _boot(self) -> bool:
-        """Register and begin to claim; False if it was stopped before that."""
-        if self._stop.is_set():
-            return False
-        worker_id = await self._registration.register()
-        await publish(self._sql, self._side, worker_id, self._tasks)
-        if self._stop.is_set():
-            return False
+    async def _boot(self) -> None:
+        """Register and begin to claim, unless it is stopped before that."""
+        worker_id = await until_admitted(self._registration.register, self._stop, self._dsn)
+        await until_admitted(lambda: publish(self._sql, self._side, worker_id, self._tasks), self._stop, self._dsn)
         self._keeper.start()
         self._executor.start()
         create = self._loop.create_task
@@ -308,8 +316,7 @@ class Worker:
             recycler = Recycler(self.options, self.counts, self._recycle)
             self._background.append(create(recycler.run(), name="taskq-recycle"))
         if self.options.listen:
-            listener = Listener(self._dsn, self._schema, self._queues, self._exchanger.notified, self._cancel_requested)
-            self._background.append(create(listener.run(), name="taskq-listen"))
+            self._background.append(create(self._listener.run(), name="taskq-listen"))
         log.info(
             "worker.started",
             worker_id=worker_id,
@@ -320,7 +327,6 @@ class Worker:
             database=describe_dsn(self._dsn),
         )
         self.ready.set()
-        return True
 
     def _registered(self, worker_id: UUID) -> None:
         self._maintenance.worker_id = worker_id
@@ -411,6 +417,9 @@ class Worker:
 
     def _from_thread_renewed(self, renewal: Renewal) -> None:
         self._from_thread(self._registration.renewed, renewal)
+
+    def _listen_now(self) -> None:
+        self._listener.retry_now()
 
     def _lease_refused(self) -> None:
         self._keeper.renew_soon()

@@ -16,12 +16,13 @@ from uuid import UUID
 from taskq.db.pools import connect_async
 from taskq.db.queries import load
 from taskq.telemetry import get_logger
-from taskq.worker.connection import DATABASE_ERRORS
+from taskq.worker.connection import DATABASE_ERRORS, OWN_LIMITS
 
 log = get_logger("worker")
 
 CHECK_EVERY = 20.0
 """Seconds between looks whether the listening connection still answers."""
+ANSWER_WITHIN = 10.0
 
 
 class Listener:
@@ -50,13 +51,18 @@ class Listener:
         self._queues = frozenset(queues)
         self._on_wake = on_wake
         self._on_cancel = on_cancel
+        self._again = asyncio.Event()
+
+    def retry_now(self) -> None:
+        """The database answers others: do not wait out the pause."""
+        self._again.set()
 
     async def run(self) -> None:
         """Listen until cancelled."""
         failures = 0
         while True:
             try:
-                conn = await connect_async(self._dsn, name="taskq listen")
+                conn = await connect_async(self._dsn, name="taskq listen", server_settings=OWN_LIMITS)
                 try:
                     gone = asyncio.Event()
                     conn.add_termination_listener(lambda _, gone=gone: gone.set())
@@ -71,7 +77,7 @@ class Listener:
                         with suppress(TimeoutError):
                             async with asyncio.timeout(CHECK_EVERY):
                                 await gone.wait()
-                        await conn.execute(self._ping, timeout=10)
+                        await conn.execute(self._ping, timeout=ANSWER_WITHIN)
                 finally:
                     with suppress(Exception):
                         conn.terminate()
@@ -86,7 +92,10 @@ class Listener:
                         next_try_in=round(wait, 1),
                         meanwhile="polling",
                     )
-                await asyncio.sleep(wait)
+                self._again.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait):
+                        await self._again.wait()
 
     def _woken(self, _conn: Any, _pid: int, _channel: str, payload: object) -> None:
         if payload in self._queues:
