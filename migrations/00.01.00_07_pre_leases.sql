@@ -126,7 +126,8 @@ comment on function {{schema}}.mark_lost(integer) is
   'Declares workers lost whose lease has run out; returns them. FOR UPDATE waits for no claim: a worker that is just claiming is skipped and found at the next round.';
 
 -- One row that cannot be settled must not keep the others: it is answered with its SQLSTATE, and left out by p_skip.
-create function {{schema}}.settle_lost(p_limit integer default 200, p_skip uuid[] default '{}') returns table (job_id uuid, settled text)
+create function {{schema}}.settle_lost(p_limit integer default 200, p_skip uuid[] default '{}')
+    returns table (job_id uuid, settled text, why text, task text, queue text, claim_epoch bigint, attempt integer, worker_id uuid)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_now timestamptz;
@@ -140,6 +141,12 @@ begin
      order by j.id limit p_limit for update of j skip locked
   loop
     job_id := v_job.id;
+    task := v_job.task;
+    queue := v_job.queue;
+    claim_epoch := v_job.claim_epoch;
+    attempt := v_job.attempt;
+    worker_id := v_job.claimed_by;
+    why := 'WorkerLost';
     begin
       v_now := {{schema}}.now();
       select coalesce(case jsonb_typeof(p.spec->'max_recoveries') when 'number'
@@ -153,11 +160,13 @@ begin
         perform {{schema}}.finish(v_job, 'cancelled', 'lost', null,
           jsonb_build_object('type', 'Cancelled', 'message', 'cancelling was requested and its worker was lost', 'worker_id', v_job.claimed_by));
         settled := 'cancelled';
+        why := 'Cancelled';
       elsif v_job.recoveries + 1 > coalesce(v_max, 10) then
         v_job.recoveries := v_job.recoveries + 1;
         perform {{schema}}.finish(v_job, 'failed', 'lost', null, jsonb_build_object('type', 'RecoveryExhausted',
           'message', format('its worker was lost %s times, the limit is %s', v_job.recoveries, coalesce(v_max, 10)), 'worker_id', v_job.claimed_by));
         settled := 'failed';
+        why := 'RecoveryExhausted';
       else
         insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
           values (v_job.id, v_now, v_job.claimed_at, v_job.claim_epoch, v_job.claimed_by, v_job.effect_started_at, v_job.attempt, v_job.generation,
@@ -174,7 +183,7 @@ begin
   end loop;
 end $$;
 comment on function {{schema}}.settle_lost(integer, uuid[]) is
-  'Settles up to p_limit claims whose worker is lost or absent, by effect class: back to pending, cancelled, unknown, or failed once its recoveries are used up. Answers error and the SQLSTATE for one that it could not settle, which stays as it was. Repeat, with those in p_skip, until it returns nothing.';
+  'Settles up to p_limit claims whose worker is lost or absent, by effect class: back to pending, cancelled, unknown, or failed once its recoveries are used up. Answers what became of each, with the type of the error on record; or error and the SQLSTATE for one that it could not settle, which stays as it was. Repeat, with those in p_skip, until it returns nothing.';
 
 -- The one way out of jobs for what is not ended by its own worker. The caller has locked the row.
 create function {{schema}}.finish(p_job {{schema}}.jobs, p_status text, p_outcome text, p_result jsonb, p_error jsonb) returns void
@@ -193,7 +202,8 @@ end $$;
 comment on function {{schema}}.finish({{schema}}.jobs, text, text, jsonb, jsonb) is
   'Moves a locked job to history with this status; its open attempt, if any, gets this outcome. Used by cancel, resolve, the sweeps and settle_lost.';
 
-create function {{schema}}.sweep(p_limit integer default 500, p_skip uuid[] default '{}') returns table (job_id uuid, settled text)
+create function {{schema}}.sweep(p_limit integer default 500, p_skip uuid[] default '{}')
+    returns table (job_id uuid, settled text, why text, task text, queue text, claim_epoch bigint, attempt integer, worker_id uuid)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_job {{schema}}.jobs;
@@ -204,6 +214,12 @@ begin
      order by j.deadline, j.id limit p_limit for update skip locked
   loop
     job_id := v_job.id;
+    task := v_job.task;
+    queue := v_job.queue;
+    claim_epoch := v_job.claim_epoch;
+    attempt := v_job.attempt;
+    worker_id := v_job.claimed_by;
+    why := 'DeadlineExceeded';
     begin
       perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'DeadlineExceeded', 'message', 'it had not started by its deadline', 'deadline', v_job.deadline));
       settled := 'failed';
@@ -217,6 +233,12 @@ begin
      order by j.id limit p_limit for update skip locked
   loop
     job_id := v_job.id;
+    task := v_job.task;
+    queue := v_job.queue;
+    claim_epoch := v_job.claim_epoch;
+    attempt := v_job.attempt;
+    worker_id := v_job.claimed_by;
+    why := 'AttemptsExhausted';
     begin
       perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'AttemptsExhausted', 'message', format('it has used %s of %s attempts', v_job.attempt, v_job.max_attempts)));
       settled := 'failed';

@@ -140,14 +140,14 @@ class Maintenance:
             log.warning("worker.lost", worker_id=lost["worker_id"])
 
     async def _settle_lost(self) -> None:
-        async for job_id, became in self._each("settle_lost"):
-            log.warning("job.settled", job_id=job_id, became=became, reason="worker_lost")
+        async for row in self._each("settle_lost"):
+            log.warning("job.settled", became=row["settled"], worker_id=row["worker_id"], **_about(row))
 
     async def _sweep(self) -> None:
-        async for _ in self._each("sweep"):
-            pass
+        async for row in self._each("sweep"):
+            log.warning("job.expired", became=row["settled"], **_about(row))
 
-    async def _each(self, query: str) -> AsyncIterator[tuple[UUID, str]]:
+    async def _each(self, query: str) -> AsyncIterator[Any]:
         """What a bounded statement has settled, until it has nothing more; what it cannot settle is left out."""
         failed: list[UUID] = []
         while rows := await self._conn.fetch(self._sql[query], failed):
@@ -158,7 +158,7 @@ class Maintenance:
                     self._partitions_at = 0.0
                     log.error("job.not_settled", job_id=row["job_id"], duty=query, sqlstate=row["settled"][7:])
                 else:
-                    yield row["job_id"], row["settled"]
+                    yield row
 
     async def _prune(self) -> None:
         while (await self._conn.fetch(self._sql["prune"]))[0]["n"]:
@@ -193,3 +193,15 @@ class Maintenance:
         except asyncpg.LockNotAvailableError:
             # A long reader is at it; the next turn tries again, and nobody queues up behind us meanwhile.
             log.info("partition.busy")
+
+
+def _about(row: Any) -> dict[str, Any]:
+    """What every event about a job's transition says."""
+    return {
+        "job_id": row["job_id"],
+        "task": row["task"],
+        "queue": row["queue"],
+        "claim_epoch": row["claim_epoch"],
+        "attempt": row["attempt"],
+        "error_type": row["why"],
+    }

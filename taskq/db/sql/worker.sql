@@ -70,11 +70,11 @@ select mark_lost as worker_id from {{schema}}.mark_lost();
 
 -- name: settle_lost
 -- Claims of lost or absent workers, a bounded number, without those that were just seen to fail.
-select job_id, settled from {{schema}}.settle_lost(p_skip => $1);
+select job_id, settled, why, task, queue, claim_epoch, attempt, worker_id from {{schema}}.settle_lost(p_skip => $1);
 
 -- name: sweep
 -- Waiting jobs past their deadline or out of attempts, without those that were just seen to fail.
-select job_id, settled from {{schema}}.sweep(p_skip => $1);
+select job_id, settled, why, task, queue, claim_epoch, attempt, worker_id from {{schema}}.sweep(p_skip => $1);
 
 -- name: prune
 -- Expired keys and old worker rows.
