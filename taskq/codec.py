@@ -1,39 +1,45 @@
 """Arguments and results as JSON: bound to parameter names, checked before any SQL, decoded into the annotated types.
 
-A value reaches the body equal and of the annotated type, or it is refused at enqueue with the path of the culprit.
-Where a parameter has no annotation (or ``Any``) only JSON's own values pass. Refused everywhere, since JSON or
-PostgreSQL cannot hold them or would change them: keys of mappings that are not text, NaN and infinities, NUL and lone
-surrogates in text, naive datetimes, and more than 8 MiB.
+A value reaches the body equal and of the annotated type, or it is refused at enqueue with the path of the culprit:
+whatever is not plain JSON is decoded again before it is sent, and compared. Where a parameter has no annotation (or
+``Any``) only JSON's own values pass. Refused everywhere, since JSON or PostgreSQL cannot hold them or would change
+them: NaN and infinities, NUL and lone surrogates in text, naive datetimes, keys that no annotation reads back, more
+than 8 MiB and more than 200 levels.
 
-Beyond JSON's own: dataclasses, msgspec structs, TypedDict, NamedTuple, pydantic models, aware datetime, date, time,
-timedelta, UUID, Decimal, Enum, bytes, tuple, list, set, and unions of these as far as JSON can tell them apart.
+Beyond JSON's own: dataclasses, msgspec structs, attrs classes, TypedDict, NamedTuple, pydantic models, aware datetime,
+date, time, timedelta, UUID, Decimal, Enum, bytes, tuple, list, set, and unions of these as far as JSON can tell them
+apart. The parts: ``codec_signature`` (calls), ``codec_types`` (annotations), ``codec_values`` (to JSON) and
+``codec_compare`` (back and equal).
 """
 
 from __future__ import annotations
 
 import inspect
+import re
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, Final
 
 import msgspec
-import msgspec.inspect
 
-from taskq.codec_values import check, difference, from_plain, plain
+from taskq.codec_compare import difference
+from taskq.codec_signature import check_parameters, compile_bind, compile_decode, hints_of
+from taskq.codec_types import decoder, exact_types, readable, type_name
+from taskq.codec_values import MAX_DEPTH, check, join, plain
 from taskq.context import JobContext
-from taskq.errors import PayloadError, ResultNotStorable, TaskDefinitionError
+from taskq.errors import PayloadError, PayloadMisfit, ResultNotStorable
 
-__all__ = ["MAX_PAYLOAD_BYTES", "TaskCodec", "decode_any", "encode_any"]
+__all__ = ["MAX_DEPTH", "MAX_PAYLOAD_BYTES", "TaskCodec", "decode_any", "encode_any"]
 
 MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
 """The most bytes of JSON text that arguments or a result may have; the database has the same default."""
 
 _encode_json = msgspec.json.Encoder().encode
-_MISSING: Final = object()
-_SCALARS: Final[tuple[type, ...]] = (int, str, bool, float, NoneType)
-_ANY: frozenset[type] = frozenset({int, str, bool, float, NoneType})
 _SAFE_INT: Final = 2**63
+_PLACE: Final = re.compile(r" - at `(?:key` in `)?\$([^`]*)`$")
+_MOST_KEYS: Final = 1_000
+"""Keys of a mapping that are tried one by one for the one to complain about."""
 
 
 class TaskCodec:
@@ -51,13 +57,17 @@ class TaskCodec:
     __slots__ = (
         "_bind",
         "_call",
+        "_context",
+        "_declared",
         "_decoder",
         "_fast",
         "_max_bytes",
         "_name",
-        "_open",
+        "_rest",
+        "_rest_type",
         "_result",
-        "_types",
+        "_result_fast",
+        "_result_type",
         "takes_context",
     )
 
@@ -68,22 +78,31 @@ class TaskCodec:
         localns: Mapping[str, Any] | None = None,
         max_bytes: int = MAX_PAYLOAD_BYTES,
     ) -> None:
-        self._name = getattr(fn, "__name__", repr(fn))
+        self._name = name = getattr(fn, "__name__", repr(fn))
         self._max_bytes = max_bytes
-        hints = _hints(fn, self._name, localns)
+        hints = hints_of(fn, name, localns)
         parameters = list(inspect.signature(fn).parameters.values())
         self.takes_context = bool(parameters) and hints.get(parameters[0].name) is JobContext
         """Whether the body's first parameter is its ``JobContext``."""
-        if self.takes_context:
-            parameters = parameters[1:]
-        _check_hints(self._name, parameters, hints)
-        self._open = _check_parameters(self._name, parameters)
+        self._context = parameters.pop(0).name if self.takes_context else None
+        check_parameters(name, parameters, hints)
         named = [p for p in parameters if p.kind is not p.VAR_KEYWORD]
-        self._types = {p.name: hints.get(p.name, Any) for p in named}
-        self._fast = {name: kinds for name, t in self._types.items() if (kinds := _exact_types(t))}
-        self._bind = _compile_bind(self._name, parameters)
-        self._decoder, self._call = _compile_decode(self._name, named, self._types)
-        self._result = _decoder(self._name, "the result", hints.get("return", Any))
+        self._declared = {p.name: hints.get(p.name, Any) for p in named}
+        types = {
+            p.name: readable(name, f"the parameter {p.name}", self._declared[p.name], filled=p.default is not p.empty)
+            for p in named
+        }
+        self._fast = {n: kinds for n, t in types.items() if (kinds := exact_types(t))}
+        self._bind = compile_bind(name, parameters)
+        self._decoder, self._call = compile_decode(named, types)
+        self._rest: msgspec.json.Decoder[Any] | None = None
+        self._rest_type: Any = None
+        if len(named) < len(parameters):
+            self._rest_type = _rest_type(name, parameters[-1].name, hints.get(parameters[-1].name, Any))
+            self._rest = decoder(self._rest_type)
+        self._result_type = readable(name, "the result", hints.get("return", Any))
+        self._result_fast = exact_types(self._result_type) or frozenset()
+        self._result = decoder(self._result_type)
 
     def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
         """Bind arguments to parameter names and give the JSON text of the payload. Defaults are not written down.
@@ -98,6 +117,8 @@ class TaskCodec:
             if said.startswith(f"{self._name}()"):
                 raise PayloadError(f"{said}; call it with the parameters of the task", path=_named_in(said)) from None
             raise
+        if self._rest is not None:
+            return self._encode_slowly(bound)
         for name, value in bound.items():
             kinds = self._fast.get(name)
             kind = type(value)
@@ -120,30 +141,45 @@ class TaskCodec:
         """The keyword arguments of the body, each of its annotated type.
 
         Raises:
-            PayloadError: The payload does not fit the function: it was enqueued for another version of it, or by hand.
+            PayloadMisfit: The payload does not fit the function: it was enqueued for another version of it, or by hand.
         """
         try:
-            if self._open:
+            if self._rest is not None:
                 return self._decode_open(payload)
             return self._call(self._decoder.decode(payload))
         except Exception as exc:
-            raise _misfit(exc, f"the payload does not fit the parameters of {self._name}") from exc
+            said, path = _said(exc)
+            where = f"{path}: " if path else ""
+            raise PayloadMisfit(
+                f"{where}{said}; the stored arguments do not fit the parameters of {self._name} as this process has "
+                "it: they were enqueued for another version of it, or by hand",
+                path=path,
+            ) from exc
 
     def encode_result(self, value: Any) -> str:
         """The JSON text of what a body returned.
 
         Raises:
-            ResultNotStorable: JSON or PostgreSQL cannot hold it; the message says where and why.
+            ResultNotStorable: JSON or PostgreSQL cannot hold it, or it would not come back equal from the annotated
+                type; the message says where and why.
         """
         kind = type(value)
-        if kind is NoneType:
-            return "null"
-        if kind is bool or (kind is int and -_SAFE_INT < value < _SAFE_INT):
-            return str(value).lower()
+        exact = kind in self._result_fast
+        if exact:
+            if kind is NoneType:
+                return "null"
+            if kind is bool or (kind is int and -_SAFE_INT < value < _SAFE_INT):
+                return str(value).lower()
+        declared = self._result_type
         try:
-            return encode_any(value, "result", self._max_bytes)
+            text = encode_any(value, "result", self._max_bytes, text_keys=declared is not Any)
+            if not exact and declared is not Any:
+                self._check_result(value, text)
         except PayloadError as exc:
-            raise ResultNotStorable(f"the result of {self._name} cannot be stored: {exc}") from exc
+            raise ResultNotStorable(
+                f"the result of {self._name} cannot be stored: {exc}. The body has run, and is not run again for this"
+            ) from exc
+        return text
 
     def decode_result(self, text: str | bytes | None) -> Any:
         """What the body returned, of the annotated type; None stands for a result that was not kept.
@@ -156,58 +192,146 @@ class TaskCodec:
         try:
             return self._result.decode(text)
         except Exception as exc:
-            raise _misfit(exc, f"the stored result does not fit what {self._name} returns") from exc
+            said, path = _said(exc)
+            where = f"{path}: " if path else ""
+            raise PayloadError(
+                f"{where}{said}; the stored result does not fit what {self._name} returns", path=path
+            ) from exc
 
     def _encode_slowly(self, bound: dict[str, Any]) -> str:
-        # One parameter at a time, so that a complaint names it.
-        text = "{" + ",".join(f"{_key(n)}:{encode_any(v, n, self._max_bytes)}" for n, v in bound.items()) + "}"
-        _check_size(text, self._max_bytes, "")
-        decoded = self.decode(text)
-        for name, value in bound.items():
-            if path := difference(value, decoded[name], name):
-                declared = self._types.get(name, Any)
-                what = "JSON's own values only" if declared is Any else _type_name(declared)
-                raise PayloadError(
-                    f"{path}: {type(value).__name__} would not come back equal from a parameter that takes {what}; "
-                    "annotate the parameter with the type of the value, or convert the value",
-                    path=path,
-                )
+        if self._context in bound:
+            raise PayloadError(
+                f"{self._context} is the context, which the worker passes; leave it out", path=self._context or ""
+            )
+        path = ""
+        try:
+            # One parameter at a time, so that a complaint names it.
+            texts = []
+            for path, value in bound.items():
+                typed = self._declared.get(path, self._rest_type) is not Any
+                texts.append(f"{_key(path)}:{encode_any(value, path, self._max_bytes, text_keys=typed)}")
+            text = "{" + ",".join(texts) + "}"
+            _check_size(text, self._max_bytes, "")
+            try:
+                decoded = self.decode(text)
+            except PayloadMisfit as exc:
+                path = _pinpoint(self.decode, text, exc.path)
+                said = _said(exc.__cause__ or exc)[0]
+                raise PayloadError(f"{path}: {said}; {self._takes(path)}", path=path) from None
+            for path, value in bound.items():
+                if found := difference(value, decoded[path], path):
+                    raise PayloadError(
+                        f"{found}: {type(value).__name__} would not come back equal; {self._takes(path)}", path=found
+                    )
+        except RecursionError:
+            raise _too_deep(path) from None
         return text
+
+    def _takes(self, path: str) -> str:
+        name = re.split(r"[.\[]", path, maxsplit=1)[0]
+        declared = self._declared.get(name, Any)
+        if declared is Any:
+            return (
+                f"{name} has no annotation and takes JSON's own values only; annotate the parameter with the type of "
+                "the value, or convert the value"
+            )
+        return f"{name} takes {type_name(declared)}; pass that, or annotate the parameter with the type of the value"
+
+    def _check_result(self, value: Any, text: str) -> None:
+        declared = type_name(self._result_type)
+        try:
+            back = self._result.decode(text)
+        except Exception as exc:
+            path = _pinpoint(self._result.decode, text, _said(exc)[1])
+            where = join_paths("result", path)
+            raise PayloadError(f"{where}: {_said(exc)[0]}; it is annotated {declared}", path=where) from None
+        try:
+            found = difference(value, back, "result")
+        except RecursionError:
+            raise _too_deep("result") from None
+        if found:
+            raise PayloadError(
+                f"{found}: {type(value).__name__} would not come back equal from {declared}, as it is annotated; "
+                "return what is annotated, or annotate what is returned",
+                path=found,
+            )
 
     def _decode_open(self, payload: str | bytes) -> dict[str, Any]:
         raw = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
-        extra = {name: value for name, value in raw.items() if name not in self._types}
-        known = b"{" + b",".join(_key(n).encode() + b":" + bytes(raw[n]) for n in raw if n in self._types) + b"}"
-        kwargs: dict[str, Any] = self._call(self._decoder.decode(known))
-        return kwargs | {name: msgspec.json.decode(value) for name, value in extra.items()}
+        if self._context in raw:
+            raise TypeError(f"{self._context} is the context, which the worker passes")
+        known: dict[str, msgspec.Raw] = {}
+        more: dict[str, msgspec.Raw] = {}
+        for name, value in raw.items():
+            (known if name in self._declared else more)[name] = value
+        kwargs: dict[str, Any] = self._call(self._decoder.decode(_encode_json(known)))
+        rest = self._decode_rest(more)
+        if unknown := more.keys() - rest.keys():
+            raise TypeError(f"Object contains unknown field `{min(unknown)}`")
+        return kwargs | rest
+
+    def _decode_rest(self, more: dict[str, msgspec.Raw]) -> dict[str, Any]:
+        assert self._rest is not None
+        try:
+            rest: dict[str, Any] = self._rest.decode(_encode_json(more))
+        except Exception:
+            # Again one by one, so that the complaint names the argument.
+            for name, value in more.items():
+                try:
+                    self._rest.decode(_encode_json({name: value}))
+                except Exception as exc:
+                    said, path = _said(exc)
+                    if path.startswith("[...]"):
+                        raise TypeError(f"{said} - at `$.{name}{path.removeprefix('[...]')}`") from None
+            raise
+        return rest
 
 
-def encode_any(value: Any, path: str, max_bytes: int = MAX_PAYLOAD_BYTES) -> str:
+def encode_any(value: Any, path: str, max_bytes: int = MAX_PAYLOAD_BYTES, *, text_keys: bool = False) -> str:
     """The JSON text of a value of any kind that can be stored.
 
     Args:
         value: The value.
         path: What to call it in complaints.
         max_bytes: The limit on the text.
+        text_keys: Whether keys that are not text may be written as text, for a declared type that reads them back.
 
     Raises:
         PayloadError: JSON or PostgreSQL cannot hold it; ``path`` of the error says where.
     """
     try:
-        text: str = _encode_json(check(plain(value, path), path)).decode()
+        text: str = _encode_json(check(plain(value, path, text_keys=text_keys), path)).decode()
     except RecursionError:
-        raise PayloadError(f"{path}: it is nested too deeply, or contains itself", path=path) from None
+        raise _too_deep(path) from None
     _check_size(text, max_bytes, path)
     return text
 
 
 def decode_any(text: str | bytes | None) -> Any:
-    """What a JSON text says, in JSON's own types; None for no text."""
-    return None if text is None else msgspec.json.decode(text)
+    """What a JSON text says, in JSON's own types; None for no text.
+
+    Raises:
+        PayloadError: It cannot be read, such as an integer of more digits than Python reads.
+    """
+    try:
+        return None if text is None else msgspec.json.decode(text)
+    except Exception as exc:
+        raise PayloadError(f"what is stored cannot be read: {exc}; look at it with SQL") from exc
+
+
+def join_paths(start: str, rest: str) -> str:
+    """A path below another."""
+    return start + rest if rest.startswith("[") or not rest else f"{start}.{rest}"
+
+
+def _too_deep(path: str) -> PayloadError:
+    return PayloadError(
+        f"{path}: it is nested more than {MAX_DEPTH} levels deep, which is the limit, or contains itself", path=path
+    )
 
 
 def _check_size(text: str, limit: int, path: str) -> None:
-    size = len(text.encode())
+    size = len(text) if text.isascii() else len(text.encode())
     if size > limit:
         where = f"{path}: it has" if path else "the arguments have together"
         raise PayloadError(
@@ -216,146 +340,51 @@ def _check_size(text: str, limit: int, path: str) -> None:
         )
 
 
-def _check_parameters(name: str, parameters: Sequence[inspect.Parameter]) -> bool:
-    for p in parameters:
-        if p.kind is p.VAR_POSITIONAL:
-            raise TaskDefinitionError(
-                f"task {name}: arguments are stored by name, so *{p.name} cannot be; take a list parameter instead"
-            )
-        if p.kind is p.POSITIONAL_ONLY:
-            raise TaskDefinitionError(
-                f"task {name}: arguments are stored by name, so {p.name} cannot be positional-only; remove the '/'"
-            )
-    return any(p.kind is p.VAR_KEYWORD for p in parameters)
+def _rest_type(name: str, parameter: str, declared: Any) -> Any:
+    """The type of all that ``**parameter`` takes together."""
+    if typing.get_origin(declared) is typing.Unpack:
+        return readable(name, f"**{parameter}", typing.get_args(declared)[0])
+    return dict[str, readable(name, f"**{parameter}", declared)]  # type: ignore[misc]
 
 
-def _check_hints(name: str, parameters: Sequence[inspect.Parameter], hints: Mapping[str, Any]) -> None:
-    """Refuse a parameter that no payload could ever fill."""
-    for p in parameters:
-        declared = hints.get(p.name, Any)
-        if declared is JobContext or JobContext in typing.get_args(declared):
-            raise TaskDefinitionError(
-                f"task {name}: the parameter {p.name} is annotated JobContext, and only the first parameter can be the "
-                f"context, with no other annotation; write def {name}({p.name}: JobContext, ...)"
-            )
-        if p.default is p.empty and _is_foreign(declared):
-            raise TaskDefinitionError(
-                f"task {name}: the parameter {p.name} is annotated {_type_name(declared)}, which cannot be made from "
-                "JSON, so no job could be run; pass what is stored, such as an id, and make the object in the body "
-                "(annotate it Any if it takes JSON of any kind, or give it a default)"
-            )
-
-
-def _is_foreign(declared: Any) -> bool:
-    """Whether values of an annotation can never be decoded: neither msgspec nor ``from_plain`` knows the class."""
-    try:
-        info = msgspec.inspect.type_info(declared)
-    except Exception:
-        return False  # What is wrong with it is said when its decoder is made.
-    return isinstance(info, msgspec.inspect.CustomType) and not hasattr(info.cls, "model_validate_json")
-
-
-def _hints(fn: Callable[..., Any], name: str, localns: Mapping[str, Any] | None) -> dict[str, Any]:
-    # A module may import JobContext for its type checker only.
-    names = {"JobContext": JobContext, **(localns or {})}
-    try:
-        return typing.get_type_hints(fn, localns=names, include_extras=True)
-    except NameError as exc:
-        raise TaskDefinitionError(
-            f"task {name}: an annotation names {exc.name!r}, which cannot be found at run time; import it outside of "
-            "'if TYPE_CHECKING', and define it before the task"
-        ) from exc
-    except TypeError as exc:
-        raise TaskDefinitionError(f"task {name}: an annotation cannot be evaluated: {exc}") from exc
-
-
-def _exact_types(declared: Any) -> frozenset[type] | None:
-    """The types of values that need no look at their inside, if there are any for this annotation."""
-    if declared is Any:
-        return _ANY
-    is_union = typing.get_origin(declared) in (typing.Union, UnionType)
-    members = typing.get_args(declared) if is_union else (declared,)
-    found = frozenset(kind for kind in _SCALARS if kind in members)
-    return found if len(found) == len(members) else None
-
-
-def _compile_bind(name: str, parameters: Sequence[inspect.Parameter]) -> Callable[..., dict[str, Any]]:
-    """A function of the task's own signature that gives what it was called with; Python itself checks the call."""
-    shown: list[str] = []
-    required: list[str] = []
-    optional: list[str] = []
-    rest: str | None = None
-    for p in parameters:
-        if p.kind is p.VAR_KEYWORD:
-            rest = p.name
-            shown.append(f"**{p.name}")
-            continue
-        if p.kind is p.KEYWORD_ONLY and "*" not in shown:
-            shown.append("*")
-        shown.append(p.name if p.default is p.empty else f"{p.name}=_MISSING")
-        (required if p.default is p.empty else optional).append(p.name)
-    source = [f"def _({', '.join(shown)}):", f"    _bound = {{{', '.join(f'{n!r}: {n}' for n in required)}}}"]
-    for n in optional:
-        source += [f"    if {n} is not _MISSING:", f"        _bound[{n!r}] = {n}"]
-    if rest:
-        source.append(f"    _bound.update({rest})")
-    source.append("    return _bound")
-    namespace: dict[str, Any] = {"_MISSING": _MISSING}
-    exec("\n".join(source), namespace)  # noqa: S102
-    bind: Callable[..., dict[str, Any]] = namespace["_"]
-    bind.__name__ = bind.__qualname__ = name  # Python's complaints about a call show it
-    return bind
-
-
-def _compile_decode(
-    name: str, parameters: Sequence[inspect.Parameter], types: Mapping[str, Any]
-) -> tuple[msgspec.json.Decoder[Any], Callable[[Any], dict[str, Any]]]:
-    """A decoder into a struct with a field for each parameter, and the way from there to keyword arguments."""
-    struct_fields: list[Any] = []
-    source, optional = [], []
-    for i, p in enumerate(parameters):
-        if p.default is p.empty:
-            struct_fields.append((f"f{i}", types[p.name]))
-            source.append(f"{p.name!r}: s.f{i}")
+def _pinpoint(decode: Callable[[bytes], Any], text: str, path: str) -> str:
+    """A path whose ``[...]`` are the keys that they stand for, as far as trying them one by one finds out."""
+    holder: Any = [msgspec.json.decode(text)]
+    root, last = holder, 0
+    found, *later = path.split("[...]")
+    walked, known = found, 0
+    while later:
+        try:
+            for word, index in re.findall(r"(\w+)|\[(\d+)\]", walked):
+                holder, last = holder[last], word or int(index)
+            here = holder[last]
+        except (LookupError, TypeError):
+            break
+        if not isinstance(here, dict) or len(here) > _MOST_KEYS:
+            break
+        for key, value in here.items():
+            holder[last] = {key: value}
+            try:
+                decode(_encode_json(root[0]))
+            except Exception as exc:
+                cause = exc.__cause__ if isinstance(exc, PayloadMisfit) else exc
+                known += 1
+                walked, *later = _said(cause or exc)[1].split("[...]", known)[-1].split("[...]")
+                holder, last = holder[last], key
+                found = join(found, key).lstrip(".") + walked
+                break
         else:
-            struct_fields.append((f"f{i}", typing.Union[types[p.name], msgspec.UnsetType], msgspec.UNSET))  # noqa: UP007
-            optional.append((p.name, f"f{i}"))
-    try:
-        struct = msgspec.defstruct(
-            "Payload",
-            struct_fields,
-            rename={f"f{i}": p.name for i, p in enumerate(parameters)},
-            forbid_unknown_fields=True,
-            kw_only=True,
-            gc=False,
-        )
-    except TypeError as exc:
-        raise TaskDefinitionError(f"task {name}: {exc}") from exc
-    for p in parameters:
-        _decoder(name, f"parameter {p.name}", types[p.name])
-    lines = ["def call(s):", f"    kwargs = {{{', '.join(source)}}}"]
-    for n, f in optional:
-        lines += [f"    if s.{f} is not UNSET:", f"        kwargs[{n!r}] = s.{f}"]
-    lines.append("    return kwargs")
-    namespace: dict[str, Any] = {"UNSET": msgspec.UNSET}
-    exec("\n".join(lines), namespace)  # noqa: S102
-    return _decoder(name, "the parameters", struct), namespace["call"]
+            break
+    return found + "".join(f"[...]{part}" for part in later)
 
 
-def _decoder(name: str, what: str, declared: Any) -> msgspec.json.Decoder[Any]:
-    try:
-        return msgspec.json.Decoder(declared, dec_hook=from_plain)
-    except TypeError as exc:
-        said = str(exc).partition(" - type ")[0]
-        raise TaskDefinitionError(
-            f"task {name}: {what} is annotated {_type_name(declared)}, which JSON cannot hold or tell apart: {said}"
-        ) from exc
-
-
-def _misfit(exc: Exception, what: str) -> PayloadError:
-    said, _, where = str(exc).partition(" - at `$")
-    path = where.rstrip("`").lstrip(".")
-    return PayloadError(f"{path}: {said}; {what}" if path else f"{what}: {said}", path=path)
+def _said(exc: BaseException) -> tuple[str, str]:
+    """What an error of decoding says, and the path that it names."""
+    said = str(exc)
+    place = _PLACE.search(said)
+    if place is None:
+        return said, ""
+    return said[: place.start()], place[1].lstrip(".")
 
 
 def _key(name: str) -> str:
@@ -366,7 +395,3 @@ def _key(name: str) -> str:
 def _named_in(said: str) -> str:
     parts = said.split("'")
     return parts[1] if len(parts) > 2 else ""
-
-
-def _type_name(declared: Any) -> str:
-    return declared.__name__ if isinstance(declared, type) and not typing.get_args(declared) else str(declared)

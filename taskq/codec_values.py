@@ -1,4 +1,4 @@
-"""Single values on their way to JSON and back: taking typed values apart, refusing what cannot be stored, comparing.
+"""Single values on their way to JSON: taking typed values apart, and refusing what cannot be stored.
 
 Used by ``codec`` alone.
 """
@@ -6,100 +6,125 @@ Used by ``codec`` alone.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-from datetime import date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import msgspec
 
 from taskq.errors import PayloadError
 
-__all__ = ["check", "difference", "from_plain", "plain"]
+__all__ = ["MAX_DEPTH", "check", "join", "plain"]
 
-_KEPT = (bytes, bytearray, datetime, date, time, timedelta, Decimal, UUID)
+MAX_DEPTH: Final = 200
+"""The most arrays and objects inside one another that an argument or a result may have."""
+
+_KEPT: Final = (bytes, bytearray, datetime, date, time, timedelta, Decimal, UUID)
+_WHOLE_MINUTE: Final = timedelta(minutes=1)
 
 
-def plain(value: Any, path: str) -> Any:
-    """Take dataclasses, structs, models, enums and sets apart; what ``check`` must see is left as it is."""
+def plain(value: Any, path: str, *, text_keys: bool) -> Any:
+    """Take dataclasses, structs, models, enums and sets apart; what ``check`` must see is left as it is.
+
+    Args:
+        value: The value.
+        path: What to call it in complaints.
+        text_keys: Whether keys that are not text are written as text, for a declared type that reads them back.
+
+    Raises:
+        PayloadError: Something in it cannot be taken apart.
+    """
     try:
-        return msgspec.to_builtins(value, builtin_types=_KEPT, enc_hook=_model_to_plain)
+        return msgspec.to_builtins(value, builtin_types=_KEPT, str_keys=text_keys, enc_hook=_unknown_to_plain)
+    except RecursionError:
+        raise
     except TypeError as exc:
-        found = _first_unknown(value, path)
+        found = _first_unknown(value, path, 0)
         raise PayloadError(
             f"{found}: {exc}; pass JSON values, or an annotated dataclass, struct or pydantic model", path=found
         ) from None
-    except RecursionError:
-        raise
     except Exception as exc:
-        raise PayloadError(f"{path}: it cannot be written as JSON: {exc}", path=path) from exc
+        found = _first_unknown(value, path, 0)
+        raise PayloadError(f"{found}: it cannot be written as JSON: {exc}", path=found) from exc
 
 
-def check(value: Any, path: str) -> Any:
-    """Refuse what JSON or PostgreSQL cannot hold; give the value in a form that msgspec writes exactly."""
+def check(value: Any, path: str, depth: int = 0) -> Any:
+    """Refuse what JSON or PostgreSQL cannot hold; give the value in the form in which jsonb gives it back.
+
+    Raises:
+        PayloadError: It cannot be held; ``path`` of the error says where.
+    """
     kind = type(value)
     if kind is str:
         _check_text(value, path)
         return value
     if kind is dict:
-        checked = {}
-        for key, inner in value.items():
-            if type(key) is not str:
-                raise PayloadError(
-                    f"{path}: the key {key!r} is {type(key).__name__}, and JSON has text keys only; "
-                    "convert the keys, or pass a list of pairs",
-                    path=path,
-                )
-            _check_text(key, f"{path} (a key)")
-            checked[key] = check(inner, _join(path, key))
-        return checked
+        _check_depth(depth, path)
+        for key in value:
+            _check_key(key, path)
+        # In jsonb's order, which is that in which they are decoded.
+        return {key: check(value[key], join(path, key), depth + 1) for key in sorted(value, key=_jsonb_order)}
     if kind is list or kind is tuple:
-        return [check(inner, f"{path}[{i}]") for i, inner in enumerate(value)]
-    if isinstance(value, float):
-        return _check_float(value, path)
-    if isinstance(value, datetime) and value.tzinfo is None:
-        raise PayloadError(
-            f"{path}: {value!r} has no time zone, so it names no instant; use datetime.now(UTC) or add a tzinfo",
-            path=path,
-        )
-    if isinstance(value, Decimal) and not value.is_finite():
-        raise PayloadError(f"{path}: Decimal('{value}') is not a number that can be stored", path=path)
+        _check_depth(depth, path)
+        return [check(inner, f"{path}[{i}]", depth + 1) for i, inner in enumerate(value)]
     if kind is int:
         return _check_int(value, path)
+    if isinstance(value, float):
+        return _check_float(value, path)
+    if isinstance(value, datetime):
+        return _check_datetime(value, path)
+    if isinstance(value, Decimal) and not value.is_finite():
+        raise PayloadError(f"{path}: Decimal('{value}') is not a number that can be stored", path=path)
     return value
 
 
-def from_plain(kind: type, value: Any) -> Any:
-    """Msgspec's hook for types that it does not know: pydantic models, validated as JSON."""
-    if hasattr(kind, "model_validate_json"):
-        return kind.model_validate_json(json.dumps(value))
-    raise TypeError(f"values of type {kind.__qualname__} cannot be made from JSON")
+def join(path: str, key: object) -> str:
+    """The path of what stands under a key."""
+    if type(key) is str:
+        return f"{path}.{key}" if key.isidentifier() else f"{path}[{_shown(key)}]"
+    return f"{path}[{_shown(key)}]"
 
 
-def difference(given: Any, back: Any, path: str) -> str | None:
-    """Where a value that came back differs from the one that was given; None where it is equal."""
-    try:
-        if given == back and (type(given) is type(back) or not isinstance(given, (bool, datetime))):
-            return None
-    except Exception:
-        return path
-    if type(given) is dict and type(back) is dict and given.keys() == back.keys():
-        pairs = [(given[k], back[k], _join(path, k)) for k in given]
-    elif isinstance(given, (list, tuple)) and type(given) is type(back) and len(given) == len(back):
-        pairs = [(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(given, back, strict=True))]
-    elif dataclasses.is_dataclass(given) and type(given) is type(back):
-        pairs = [(getattr(given, f.name), getattr(back, f.name), f"{path}.{f.name}") for f in dataclasses.fields(given)]
-    else:
-        return path
-    return next((found for a, b, p in pairs if (found := difference(a, b, p))), path)
-
-
-def _model_to_plain(value: Any) -> Any:
-    if hasattr(value, "model_dump") and hasattr(type(value), "model_validate_json"):
-        return value.model_dump(mode="json")
+def _unknown_to_plain(value: Any) -> Any:
+    """Msgspec's hook: pydantic models, and subclasses of scalars as what they are a kind of."""
+    if hasattr(type(value), "model_validate_json"):
+        return value.model_dump(mode="json", by_alias=True, round_trip=True)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON")
+
+
+def _jsonb_order(key: str) -> tuple[int, bytes]:
+    data = key.encode()
+    return len(data), data
+
+
+def _check_depth(depth: int, path: str) -> None:
+    if depth >= MAX_DEPTH:
+        # The path itself would be as deep.
+        top = path.partition(".")[0].partition("[")[0]
+        raise PayloadError(
+            f"{top}: more than {MAX_DEPTH} lists and objects are nested in one another, the limit is {MAX_DEPTH}, "
+            "or it contains itself; pass a flatter form, such as a list with references",
+            path=top,
+        )
+
+
+def _check_key(key: Any, path: str) -> None:
+    where = join(path, key)
+    if type(key) is not str:
+        raise PayloadError(
+            f"{where}: the key {_shown(key)} is {type(key).__name__}, and JSON has text keys only; annotate the "
+            "mapping, such as dict[int, str], convert the keys, or pass a list of pairs",
+            path=where,
+        )
+    _check_text(key, where)
 
 
 def _check_text(value: str, path: str) -> None:
@@ -118,6 +143,8 @@ def _check_text(value: str, path: str) -> None:
 def _check_float(value: float, path: str) -> Any:
     if not math.isfinite(value):
         raise PayloadError(f"{path}: {float(value)!r} is not a number in JSON; pass None or text instead", path=path)
+    if value == 0:
+        return 0.0  # jsonb knows no negative zero
     if abs(value) < 1e15:
         return value
     # As 1e+16 it would come back from jsonb as 10000000000000000, an integer.
@@ -130,24 +157,55 @@ def _check_int(value: int, path: str) -> int:
     return value
 
 
-def _first_unknown(value: Any, path: str) -> str:
-    """The path of the first value that cannot be taken apart."""
+def _check_datetime(value: datetime, path: str) -> datetime:
+    offset = value.utcoffset()
+    if offset is None:
+        raise PayloadError(
+            f"{path}: {value!r} has no time zone, so it names no instant; use datetime.now(UTC) or add a tzinfo",
+            path=path,
+        )
+    if offset % _WHOLE_MINUTE:
+        # ISO 8601 has no seconds in offsets; local mean times before zones have them.
+        try:
+            return value.astimezone(UTC)
+        except OverflowError:
+            raise PayloadError(f"{path}: {value!r} cannot be written in UTC; use another zone", path=path) from None
+    return value
+
+
+def _first_unknown(value: Any, path: str, depth: int) -> str:
+    """The path of the first value, or key, that cannot be taken apart."""
     if isinstance(value, dict):
-        inner = [(v, _join(path, k)) for k, v in value.items()]
-    elif isinstance(value, (list, tuple)):
+        for key in value:
+            if isinstance(key, bool) or key is None or _is_unknown({key: None}):
+                return join(path, key)
+        inner = [(v, join(path, k)) for k, v in value.items()]
+    elif isinstance(value, (list, tuple, set, frozenset)):
         inner = [(v, f"{path}[{i}]") for i, v in enumerate(value)]
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        inner = [(getattr(value, f.name), f"{path}.{f.name}") for f in dataclasses.fields(value)]
+        inner = [(getattr(value, f.name, None), f"{path}.{f.name}") for f in dataclasses.fields(value)]
+    elif isinstance(value, msgspec.Struct):
+        inner = [(getattr(value, n, None), f"{path}.{n}") for n in value.__struct_fields__]
     else:
         return path
-    for v, p in inner:
-        try:
-            msgspec.to_builtins(v, builtin_types=_KEPT, enc_hook=_model_to_plain)
-        except Exception:
-            return _first_unknown(v, p)
+    if depth < MAX_DEPTH:
+        for v, p in inner:
+            if _is_unknown(v):
+                return _first_unknown(v, p, depth + 1)
     return path
 
 
-def _join(path: str, key: object) -> str:
-    text = str(key)
-    return f"{path}.{text}" if text.isidentifier() else f"{path}[{text!r}]"
+def _is_unknown(value: Any) -> bool:
+    try:
+        msgspec.to_builtins(value, builtin_types=_KEPT, str_keys=True, enc_hook=_unknown_to_plain)
+    except Exception:
+        return True
+    return False
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # whatever a caller's own class does
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 80 else text[:79] + "…"

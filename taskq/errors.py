@@ -220,6 +220,10 @@ class PayloadError(TaskQError, TypeError):
         self.path = path
 
 
+class PayloadMisfit(PayloadError):
+    """Stored arguments do not fit the task as this process has it: another version of it, or a hand, enqueued them."""
+
+
 class JobNotSucceeded(TaskQError):
     """What ``result()`` raises for a job that ended otherwise.
 
