@@ -53,6 +53,9 @@ ReleaseReason = Literal["shutdown", "lease", "stale", "stopped"]
 BodyEnd = Returned | Raised | RaisedElsewhere | Interrupted
 _FINAL: Final = frozenset(map(kind_name, (errors.PayloadError, errors.ResultNotStorable)))
 """Errors of a child process after which trying again cannot help."""
+_MISFIT: Final = kind_name(errors.PayloadMisfit)
+MISFIT_DELAYS: Final = (5.0, 15.0, 45.0, 135.0, 405.0, 600.0)
+"""Seconds that a job waits each time its payload does not fit, about 20 minutes in all, before that ends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +109,15 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
                     ),
                 )
             return Disposition("snooze", error=_reason(later), delay=later.delay)
+        case Raised(errors.PayloadMisfit() as exc):
+            return _misfit(claim, policy, errors.describe(exc))
         case Raised(errors.PayloadError() | errors.ResultNotStorable() as exc):
             # Trying again cannot help: the arguments stay as they are, and the work of the body was done.
             return Disposition("failed", error=errors.describe(exc))
         case Raised(exc):
             return _failure(claim, policy, exc)
+        case RaisedElsewhere(error, kinds) if _MISFIT in kinds:
+            return _misfit(claim, policy, error)
         case RaisedElsewhere(error, kinds):
             return _charged(claim, policy, error, _FINAL.isdisjoint(kinds) and policy.retry.retries_kinds(kinds))
     raise AssertionError(end)
@@ -133,6 +140,14 @@ def released(reason: ReleaseReason, body_started: bool) -> dict[str, Any]:
         "body_started": body_started,
         "reason": reason,
     }
+
+
+def _misfit(claim: Claim, policy: ExecutionPolicy, error: dict[str, Any]) -> Disposition:
+    """No body has run, and in a deploy another worker may have the version that the arguments fit: wait for it."""
+    waits = min(len(MISFIT_DELAYS), policy.max_retry_afters)
+    if claim.retry_afters >= waits:
+        return Disposition("failed", error=error)
+    return Disposition("retry_after", error=error, delay=MISFIT_DELAYS[claim.retry_afters])
 
 
 def _failure(claim: Claim, policy: ExecutionPolicy, exc: BaseException) -> Disposition:

@@ -12,7 +12,7 @@ from worker_kit import claim_of
 from taskq import errors
 from taskq.outcomes import RetryAfter, Snooze
 from taskq.policy import ExecutionPolicy, Retry, constant
-from taskq.worker.disposition import BodyEnd, Disposition, Interrupted, Raised, Returned, decide
+from taskq.worker.disposition import BodyEnd, Disposition, Interrupted, Raised, RaisedElsewhere, Returned, decide
 
 POLICY = ExecutionPolicy(
     retry=Retry(3, constant("7s"), give_up_on=(KeyError,)), timeout=2.0, max_retry_afters=2, max_snoozes=2
@@ -34,6 +34,18 @@ CASES: list[tuple[str, dict[str, Any], BodyEnd, str, str | None, float]] = [
     ("exit", {}, Raised(SystemExit(1)), "retry", "SystemExit", 7),
     ("given up on", {}, Raised(KeyError("x")), "failed", "KeyError", 0),
     ("payload", {}, Raised(errors.PayloadError("x")), "failed", "PayloadError", 0),
+    ("misfit", {}, Raised(errors.PayloadMisfit("x")), "retry_after", "PayloadMisfit", 5),
+    ("misfit, again", {"retry_afters": 1}, Raised(errors.PayloadMisfit("x")), "retry_after", "PayloadMisfit", 15),
+    ("misfit, last attempt", {"attempt": 2}, Raised(errors.PayloadMisfit("x")), "retry_after", "PayloadMisfit", 5),
+    ("misfit, spent", {"retry_afters": 2}, Raised(errors.PayloadMisfit("x")), "failed", "PayloadMisfit", 0),
+    (
+        "misfit in a child process",
+        {"retry_afters": 1},
+        RaisedElsewhere({"type": "PayloadMisfit"}, ("taskq.errors.PayloadMisfit", "taskq.errors.PayloadError")),
+        "retry_after",
+        "PayloadMisfit",
+        15,
+    ),
     ("result", {}, Raised(errors.ResultNotStorable("x")), "failed", "ResultNotStorable", 0),
     ("retry after", {"retry_afters": 1}, Raised(RetryAfter(5)), "retry_after", "RetryAfter", 5),
     ("retry after, spent", {"retry_afters": 2}, Raised(RetryAfter(5)), "retry_after_spent", "RetryAfterExhausted", 0),
