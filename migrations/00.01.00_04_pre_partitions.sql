@@ -44,7 +44,9 @@ comment on function {{schema}}.ensure_today() is
   'Makes partitions if that of today is missing, which is so when no worker has run for days. Called by what operators call, before it takes any lock.';
 
 create view {{schema}}.partitions as
-  select p.relname::text as parent, c.relname::text as name, to_date(right(c.relname::text, 8), 'YYYYMMDD') as day
+  -- A condition on the day may be put to every name in pg_class, before the join: most of them are none of a day.
+  select p.relname::text as parent, c.relname::text as name,
+         case when c.relname::text ~ '_[0-9]{8}$' then to_date(right(c.relname::text, 8), 'YYYYMMDD') end as day
     from pg_inherits i join pg_class c on c.oid = i.inhrelid join pg_class p on p.oid = i.inhparent
    where p.oid in ('{{schema}}.history'::regclass, '{{schema}}.ledger'::regclass);
 comment on view {{schema}}.partitions is 'The daily partitions of history and ledger.';

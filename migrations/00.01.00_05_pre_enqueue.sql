@@ -107,7 +107,8 @@ begin
   if v_keyed then
     v_ids := array_fill(null::uuid, array[v_n]);
     v_new := array_fill(true, array[v_n]);
-    -- Keys are taken in their order, so that two batches with the same keys cannot deadlock.
+    -- Keys are taken in their order, so that two batches with the same keys cannot deadlock. One that is taken already is
+    -- not locked: the end of the job that holds it must not wait for this transaction, which may stay open for long.
     for v_job in
       select k.n::int as n, k.kind, coalesce(case k.kind when 1 then s.idempotency_scope else s.unique_scope end, s.task) as scope, k.key,
              coalesce(s.idempotency_scope, s.task) as idempotency_scope,
@@ -126,11 +127,16 @@ begin
         loop
           insert into {{schema}}.idempotency_keys as k (scope, key, fingerprint, job_id, created_at, expires_at)
             select v_job.scope, v_job.key, v_job.fingerprint, v_ids[v_job.n], v_now, v_now + i.key_retention from {{schema}}.installation i
-            on conflict (scope, key) do update set fingerprint = excluded.fingerprint, job_id = excluded.job_id,
-              created_at = excluded.created_at, expires_at = excluded.expires_at where k.expires_at <= v_now;
+            on conflict (scope, key) do nothing;
           exit when found;
           select * into v_known from {{schema}}.idempotency_keys k where k.scope = v_job.scope and k.key = v_job.key;
           continue when not found;
+          if v_known.expires_at <= v_now then
+            update {{schema}}.idempotency_keys k set fingerprint = v_job.fingerprint, job_id = v_ids[v_job.n], created_at = v_now, expires_at = v_now + i.key_retention
+              from {{schema}}.installation i where k.scope = v_job.scope and k.key = v_job.key and k.expires_at <= v_now;
+            exit when found;
+            continue;
+          end if;
           if v_known.fingerprint <> v_job.fingerprint then
             raise exception using errcode = 'WF008',
               message = format('idempotency key %L of scope %s was used for another request', v_job.key, v_job.scope),
@@ -144,13 +150,18 @@ begin
       else
         loop
           insert into {{schema}}.unique_keys as k (scope, key, job_id, hold_for) values (v_job.scope, v_job.key, v_ids[v_job.n], v_job.hold)
-            on conflict (scope, key) do update set job_id = excluded.job_id, hold_for = excluded.hold_for, expires_at = null
-              where k.expires_at <= v_now;
+            on conflict (scope, key) do nothing;
           exit when found;
           select * into v_key from {{schema}}.unique_keys k where k.scope = v_job.scope and k.key = v_job.key;
           continue when not found;
+          if v_key.expires_at <= v_now then
+            update {{schema}}.unique_keys k set job_id = v_ids[v_job.n], hold_for = v_job.hold, expires_at = null
+              where k.scope = v_job.scope and k.key = v_job.key and k.expires_at <= v_now;
+            exit when found;
+            continue;
+          end if;
           -- A key that stands twice in this batch is no conflict: the second is answered with the first.
-          if p_on_conflict = 'raise' and not coalesce(v_key.job_id = any(v_ids), false) then
+          if p_on_conflict = 'raise' and not exists (select from unnest(v_ids, v_new) as b(id, is_new) where b.id = v_key.job_id and b.is_new) then
             raise exception using errcode = 'WF007',
               message = format('unique key %L of scope %s is held by job %s', v_job.key, v_job.scope, v_key.job_id),
               detail = jsonb_build_object('job_id', v_key.job_id, 'scope', v_job.scope, 'key', v_job.key)::text,

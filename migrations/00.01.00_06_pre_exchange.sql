@@ -29,9 +29,11 @@ begin
     perform from {{schema}}.jobs j where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown') order by j.id for update;
     v_now := {{schema}}.now();
     with ends as materialized (
-      -- A wait of over 100 years could leave the calendar.
+      -- As told first, below too. A wait of over 100 years could leave the calendar.
       select e.id, e.epoch, e.outcome, e.outcome_id, e.error, case when e.delay > 3155760000 then 3155760000 when e.delay < 0 then 0 else e.delay end as delay
-        from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids, p_errors, p_delays) as e(id, epoch, outcome, outcome_id, error, delay)
+        from (select distinct on (o.id, o.epoch) o.*
+                from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids, p_errors, p_delays) with ordinality as o(id, epoch, outcome, outcome_id, error, delay, n)
+               order by o.id, o.epoch, o.n) e
        where e.outcome in ('retry', 'retry_after', 'snooze', 'release')),
     attempt as materialized (
       select j.id, j.claimed_at, j.effect_started_at from {{schema}}.jobs j

@@ -46,6 +46,8 @@ comment on function {{schema}}.drain_worker(uuid) is 'The worker claims nothing 
 create function {{schema}}.stop_worker(p_worker uuid) returns void
   language sql security definer set search_path = pg_catalog, pg_temp as $$
   delete from {{schema}}.sleepers where worker_id = p_worker;
+  -- A claim in flight holds this row: waited for, it is seen by the next statement.
+  select from {{schema}}.workers w where w.id = p_worker for update;
   update {{schema}}.workers set status = 'stopped', ended_at = {{schema}}.now() where id = p_worker and status in ('live', 'draining')
     and not exists (select from {{schema}}.jobs j where j.claimed_by = p_worker);
 $$;

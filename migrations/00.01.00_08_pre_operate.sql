@@ -160,6 +160,9 @@ begin
     raise exception using errcode = 'WF012', message = format('job %s is %s, not unknown', job_id, v_job.status),
       detail = jsonb_build_object('job_id', job_id, 'status', v_job.status)::text, hint = 'Only an unknown outcome needs a decision.';
   end if;
+  if happened is null then
+    raise exception using errcode = 'WF009', message = 'resolving an unknown outcome needs to know whether it happened', hint = 'Give true or false: a job that did not happen may run again.';
+  end if;
   if reason is null or btrim(reason) = '' then
     raise exception using errcode = 'WF009', message = 'resolving an unknown outcome needs a reason', hint = 'Say what you checked; it goes on the record.';
   end if;

@@ -22,6 +22,7 @@ from sql import (
     get,
     lose,
     one,
+    refused,
     register,
     resolve,
     retry,
@@ -291,3 +292,10 @@ def test_every_operator_action_is_refused_or_noted(conn: Conn, final: str) -> No
     else:
         retry(conn, job)
         assert audited(conn, job) == ["cancel", "retry"]
+
+
+def test_resolving_needs_to_know_whether_it_happened(conn: Conn) -> None:
+    # Taken for "did not happen", it would run again.
+    _, job = unknown(conn)
+    assert refused(conn, "select taskq.resolve(%s, null, null, 'looked')", job) == "WF009"
+    assert get(conn, job)["status"] == "unknown"

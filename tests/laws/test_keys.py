@@ -317,3 +317,11 @@ def test_an_unknown_answer_to_a_conflict_is_refused(conn: Conn, how: str | None,
     with pytest.raises(psycopg.Error) as caught:
         enqueue_many(conn, unique=[key], on_conflict=how)  # type: ignore[arg-type]
     assert caught.value.sqlstate == "WF009"
+
+
+def test_a_key_held_by_a_job_that_is_only_repeated_in_the_batch_is_a_conflict(conn: Conn) -> None:
+    old = enqueue(conn, idempotency_key="i", unique_key="k")
+    with pytest.raises(psycopg.Error) as refusal, conn.transaction():
+        enqueue_many(conn, 2, unique=[None, "k"], idempotency=["i", None], on_conflict="raise")
+    assert refusal.value.sqlstate == "WF007"
+    assert detail(refusal.value)["job_id"] == str(old)

@@ -212,3 +212,15 @@ def test_what_operators_call_makes_the_partition_of_today_where_no_worker_has_ru
     assert today in days(conn, "history")
     assert today in days(conn, "ledger")
     assert violations(conn) == []
+
+
+@pytest.mark.parametrize("plans", ["nestloop", "hashjoin", "mergejoin"])
+def test_a_day_is_asked_for_whatever_the_plan_looks_at_first(conn: Conn, plans: str) -> None:
+    # Put to pg_class before the join, the condition meets the names of all its tables.
+    for kind in {"nestloop", "hashjoin", "mergejoin"} - {plans}:
+        conn.execute(f"set local enable_{kind} = off")
+    for scans in ("indexscan", "bitmapscan", "indexonlyscan"):
+        conn.execute(f"set local enable_{scans} = off")
+    assert days(conn, "history")
+    assert one(conn, "select count(*) from taskq.partitions where day < '1970-01-01'") == 0
+    assert one(conn, "select taskq.drop_expired_partition()") is None

@@ -246,6 +246,14 @@ FENCES: tuple[Guard, ...] = (
         LEASES + "test_a_worker_stops_only_without_claims_and_drains_until_then",
     ),
     guard(
+        "race",
+        "stop_worker: lock, then decide",
+        "leases",
+        "select from {{schema}}.workers w where w.id = p_worker for update;",
+        "",
+        "races/test_races_of_workers.py::test_a_worker_is_not_stopped_over_a_claim_in_progress",
+    ),
+    guard(
         "lease",
         "prune: not while a job names the worker",
         "leases",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guards import Guard, guard
+from guards import Guard, guard, guards
 
 CLAIMS, FIVE, SIX = "test_claims.py::", "test_law5_transitions.py::", "test_law6_attempts.py::"
 OPERATE, KEYS, LEASES = "test_cancel_resolve_reopen.py::", "test_keys.py::", "test_leases.py::"
@@ -251,32 +251,59 @@ RULES: tuple[Guard, ...] = (
         "keys",
         "a unique key expires by the clock",
         "enqueue",
-        "expires_at = null\n              where k.expires_at <= v_now;",
-        "expires_at = null\n              where false;",
+        "if v_key.expires_at <= v_now then",
+        "if false then",
         KEYS + "test_a_unique_key_is_held_for_a_while_if_asked",
     ),
-    guard(
+    guards(
         "keys",
         "a unique key that is held refuses another job",
         "enqueue",
-        "expires_at = null\n              where k.expires_at <= v_now;",
-        "expires_at = null;",
+        (
+            ("if v_key.expires_at <= v_now then", "if true then"),
+            (
+                "expires_at = null\n              where k.scope = v_job.scope and k.key = v_job.key"
+                " and k.expires_at <= v_now;",
+                "expires_at = null where k.scope = v_job.scope and k.key = v_job.key;",
+            ),
+        ),
         KEYS + "test_a_unique_key_is_free_again_once_its_job_has_left_by_whatever_path",
+    ),
+    guard(
+        "race",
+        "a unique key that is held is not locked",
+        "enqueue",
+        "v_job.hold)\n            on conflict (scope, key) do nothing;",
+        "v_job.hold)\n            on conflict (scope, key) do update set key = excluded.key where false;",
+        "races/test_races_of_keys.py::test_an_open_transaction_that_was_answered_with_a_job_does_not_hold_up_its_end",
+    ),
+    guard(
+        "keys",
+        "raise: a job that is only repeated is a job of before",
+        "enqueue",
+        "b.id = v_key.job_id and b.is_new",
+        "b.id = v_key.job_id",
+        KEYS + "test_a_key_held_by_a_job_that_is_only_repeated_in_the_batch_is_a_conflict",
     ),
     guard(
         "keys",
         "an idempotency key expires by the clock",
         "enqueue",
-        "expires_at = excluded.expires_at where k.expires_at <= v_now;",
-        "expires_at = excluded.expires_at where false;",
+        "if v_known.expires_at <= v_now then",
+        "if false then",
         KEYS + "test_an_idempotency_key_is_forgotten_after_its_time_and_no_sooner",
     ),
-    guard(
+    guards(
         "keys",
         "an idempotency key answers until then",
         "enqueue",
-        "expires_at = excluded.expires_at where k.expires_at <= v_now;",
-        "expires_at = excluded.expires_at;",
+        (
+            ("if v_known.expires_at <= v_now then", "if true then"),
+            (
+                "installation i where k.scope = v_job.scope and k.key = v_job.key and k.expires_at <= v_now;",
+                "installation i where k.scope = v_job.scope and k.key = v_job.key;",
+            ),
+        ),
         KEYS + "test_the_same_request_is_answered_with_the_same_job_also_when_it_has_finished",
     ),
     guard(

@@ -276,3 +276,19 @@ def test_batches_of_ends_in_opposite_orders_do_not_deadlock(dsn: str, conn: Conn
         holder.rollback()
         assert forwards.result(20) + backwards.result(20) == 3
     make_due(conn, jobs[0])
+
+
+def test_a_worker_is_not_stopped_over_a_claim_in_progress(dsn: str, conn: Conn) -> None:
+    worker = register(conn)
+    job = enqueue(conn)
+    with sessions(dsn) as [a, b]:
+        a.begin()
+        assert a.do(lambda c: claim_one(c, worker))["job_id"] == job
+        stopped = b.start(lambda c: c.execute("select taskq.stop_worker(%s)", (worker,)))
+        b.waits_for(a)
+        a.commit()
+        stopped.result(20)
+    [row] = rows(conn, "select status from taskq.workers where id = %s", worker)
+    assert row["status"] == "live"
+    # Its lease is what ends the claim, or its own end.
+    assert settle(conn) == {}
