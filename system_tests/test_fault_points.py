@@ -6,19 +6,54 @@ exception and a cut connection do is tested in one process, in ``tests/worker/te
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
 from uuid import UUID
 
 import psycopg
 import pytest
-from conftest import Journal, StartWorker, until
+from conftest import ROOT, Journal, StartWorker, until
 from fault_kit import SIDES, check, promise
 
 from taskq import TaskQ
 from taskq.testing import Point
 
 pytestmark = pytest.mark.anyio
+FLAGS = ["--lease=1", "--grace=5", "--concurrency=10", "--poll-interval=0.05"]
+BOUND = 150.0
+
+
+def run_workers(dsn: str, folder: Path, faults: dict[str, str]) -> dict[str, int]:
+    """Run a worker for each queue, with its fault, until all have ended; their exit codes."""
+    here = Path(__file__).parent
+    environ = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(here)]),
+        "TASKQ_DSN": dsn,
+        "JOURNAL": str(folder / "journal"),
+        "GATES": str(folder),
+    }
+    words = [f"{queue}={fault}" for queue, fault in faults.items()]
+    process = subprocess.Popen(
+        [sys.executable, str(here / "faulty_workers.py"), *words, "--", *FLAGS],
+        env=environ,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, _ = process.communicate(timeout=BOUND)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0
+    return {queue: int(code) for queue, code in (line.split() for line in out.splitlines())}
 
 
 async def test_a_kill_at_any_point_costs_no_more_than_is_promised(
@@ -31,36 +66,41 @@ async def test_a_kill_at_any_point_costs_no_more_than_is_promised(
         plain = [work.using(queue=queue).job(0) for _ in range(3)]
         jobs = await app.enqueue_many([*plain, fails_once.using(queue=queue).job()])
         wanted[queue] = {job.id: ["succeeded"] for job in jobs[:3]} | {jobs[3].id: ["failed", "succeeded"]}
-    options = {"ready": False, "lease": 1, "poll_interval": 0.05}
-    victims = {
-        queue: start_worker(
-            queue,
-            app="faulty_app:app",
-            environ={"TASKQ_FAULT": f"{point}:{when}:kill"},
-            queue=queue,
-            **options,
-        )
-        for queue, (point, when) in kills.items()
-    }
+    faults = {queue: f"{point}:{when}:kill" for queue, (point, when) in kills.items()}
+    codes = run_workers(dsn, journal.folder, faults)
+    assert codes == dict.fromkeys(kills, -signal.SIGKILL)
     hit: dict[str, list[UUID]] = {}
-    for queue, victim in victims.items():
-        assert victim.exit_code(60) == -signal.SIGKILL, victim.log
-        [fired] = re.findall(r"fault\.fired.*", victim.log)
-        point, when = kills[queue]
+    for queue, (point, when) in kills.items():
+        [fired] = re.findall(r"fault\.fired.*", (journal.folder / f"{queue}.log").read_text())
         assert f"point={point} when={when} how=kill" in fired
         [ids] = re.findall(r"jobs=(\S*)", fired)
         hit[queue] = [UUID(job) for job in filter(None, ids.split(","))]
-    rescuer = start_worker("rescuer", queue=",".join(kills), **options)
+    rescuer = start_worker("rescuer", ready=False, lease=1, poll_interval=0.05, queue=",".join(kills))
 
     def left() -> int:
         with psycopg.connect(dsn) as conn:
             [(n,)] = conn.execute("select count(*) from taskq.jobs").fetchall()
             return int(n)
 
-    until(lambda: left() == 0, 60)
-    assert rescuer.stop() == 0
+    until(lambda: left() == 0, BOUND)
+    assert rescuer.stop(BOUND) == 0
     runs = [(UUID(job), epoch) for job, epoch in journal.of("start")]
     for queue, (point, when) in kills.items():
         assert bool(hit[queue]) == (point is not Point.CLAIM_SENT), "whom a claim finds is known once it is executed"
         ran = [run for run in runs if run[0] in wanted[queue]]
         check(dsn, promise(point, when, "kill"), hit=hit[queue], wanted=wanted[queue], runs=ran)
+
+
+async def test_a_worker_process_is_armed_by_its_environment_if_its_app_asks_for_that(
+    app: TaskQ, start_worker: StartWorker
+) -> None:
+    job = await app.get_task("work").enqueue(0)
+    environ = {"TASKQ_FAULT": "body_done:after:kill"}
+    armed = start_worker("armed", ready=False, lease=1, app="faulty_app:app", environ=environ)
+    assert armed.exit_code(BOUND) == -signal.SIGKILL
+    assert "fault.armed" in armed.log
+    # The same variable, and an app that does not ask for it.
+    unarmed = start_worker("unarmed", ready=False, lease=1, environ=environ)
+    assert await job.result(timeout=BOUND) == 2
+    assert unarmed.stop(BOUND) == 0
+    assert "fault." not in unarmed.log

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 from fault_kit import SIDES, check, promise
 from helpers import aeventually
-from worker_kit import BOUND, Events, RunWorker, outcomes, until_status
+from worker_kit import Events, RunWorker, outcomes, until_status
 
 from taskq import JobContext, Retry, TaskQ, constant
 from taskq.errors import ConfigurationError, FaultInjected
@@ -20,6 +20,8 @@ from taskq.worker import Worker, WorkerOptions, points
 
 pytestmark = pytest.mark.anyio
 OPTIONS = WorkerOptions(concurrency=10, lease=1, grace=2, poll_interval=0.05)
+BOUND = 40.0
+"""Seconds; a worker may be ended and its claims settled meanwhile, on a busy machine."""
 ALL = [f"{point}:{when}" for point in Point for when in SIDES]
 WAYS = [(point, when, how) for point in Point for when in SIDES for how in get_args(How) if how != "kill"]
 
