@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 import asyncpg
 import psycopg
+from psycopg.rows import tuple_row
 
 from taskq.db.dsn import Dsn, connection_error, describe_dsn, parse_dsn
 from taskq.db.queries import load
@@ -27,6 +28,17 @@ __all__ = ["AsyncPool", "SyncPool", "connect_async", "connect_sync", "refuse_in_
 AsyncConnection: TypeAlias = Any  # asyncpg has no types
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds that one attempt to connect may take, unless the DSN has its own ``connect_timeout``."""
+OWN_SETTINGS: Final = {
+    "datestyle": "ISO, MDY",
+    "intervalstyle": "postgres",
+    "standard_conforming_strings": "on",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+}
+"""What sessions of taskq's own need, whatever role and database default to; the query ``own_session`` has the same.
+
+psycopg reads dates and intervals in these styles alone, and the schema's functions decide under READ COMMITTED.
+"""
 _CANNOT_CONNECT = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
@@ -84,7 +96,7 @@ class AsyncPool:
                 min_size=0,
                 max_size=self._size,
                 timeout=_timeout(self._dsn),
-                server_settings={"application_name": self._name},
+                server_settings={"application_name": self._name, **OWN_SETTINGS},
                 init=_refuse_pooler,
                 # Nothing of a session is changed here, so that a release need not cost a round trip to reset it.
                 reset=_leave_as_it_is,
@@ -105,7 +117,7 @@ async def connect_async(dsn: str, *, name: str = "taskq", **options: Any) -> Asy
     """
     parsed = parse_dsn(dsn)
     options.setdefault("timeout", _timeout(parsed))
-    settings = {"application_name": name, **options.pop("server_settings", {})}
+    settings = {"application_name": name, **OWN_SETTINGS, **options.pop("server_settings", {})}
     try:
         opened = await asyncpg.connect(parsed.asyncpg_dsn, server_settings=settings, **options)
     except _CANNOT_CONNECT as exc:
@@ -152,10 +164,24 @@ def connect_sync(dsn: str, *, name: str = "taskq", **options: Any) -> psycopg.Co
     options.setdefault("application_name", name)
     # Unnamed statements only: behind a pooler in transaction mode a named one may be another client's.
     options.setdefault("prepare_threshold", None)
+    options.setdefault("client_encoding", "UTF8")
     try:
-        return psycopg.connect(parsed.conninfo, **options)
+        opened = psycopg.connect(parsed.conninfo, **options)
+        set_up_session(opened)
     except psycopg.OperationalError as exc:
         raise connection_error(exc, parsed) from exc
+    return opened
+
+
+def set_up_session(connection: psycopg.Connection[Any]) -> None:
+    """Set what the role or the database has set otherwise and taskq needs; one round trip.
+
+    Not by the parameters of the start-up: a pooler refuses those that it does not know.
+    """
+    with psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
+        cursor.execute(load("client", "taskq")["own_session"].encode())
+    if not connection.autocommit:
+        connection.commit()
 
 
 class SyncPool:

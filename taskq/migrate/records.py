@@ -20,6 +20,7 @@ from psycopg import errors, sql
 from psycopg.rows import class_row, tuple_row
 
 from taskq.db.dsn import Dsn, connection_error, parse_dsn
+from taskq.db.pools import set_up_session
 from taskq.errors import (
     ConfigurationError,
     MigrationChanged,
@@ -145,9 +146,15 @@ def connect(dsn: str | Dsn, *, application_name: str = "taskq migrate") -> Conne
         DatabaseUnavailable: no connection; one line that names host, port and database.
     """
     parsed = parse_dsn(dsn) if isinstance(dsn, str) else dsn
-    params: dict[str, Any] = {"connect_timeout": "10", **parsed.params, "application_name": application_name}
+    params: dict[str, Any] = {
+        "connect_timeout": "10",
+        **parsed.params,
+        "application_name": application_name,
+        "client_encoding": "UTF8",
+    }
     try:
         conn = psycopg.connect(autocommit=True, prepare_threshold=None, **params)
+        set_up_session(conn)
     except psycopg.Error as exc:
         raise connection_error(exc, parsed) from None
     # A role may default to another level or to read-only transactions; the runner must not inherit that.

@@ -45,3 +45,11 @@ select {{schema}}.resolve($1::text::uuid, $2::boolean, $3::text::jsonb, $4::text
 -- name: backend_pid
 -- The server process behind this connection; another than the start-up named means a pooler in between.
 select pg_catalog.pg_backend_pid();
+
+-- name: own_session
+-- For sessions of taskq's own: sets what the role or the database has set otherwise.
+select pg_catalog.set_config(s.name, s.needed, false)
+  from (values ('datestyle', 'ISO, MDY', 'ISO%'), ('intervalstyle', 'postgres', 'postgres'), ('standard_conforming_strings', 'on', 'on'),
+          ('default_transaction_isolation', 'read committed', 'read committed'), ('default_transaction_read_only', 'off', 'off'))
+       as s(name, needed, fits)
+ where pg_catalog.current_setting(s.name) not like s.fits;
