@@ -146,12 +146,38 @@ async def test_a_refused_payload_leaves_the_transaction_usable(shop: Shop, aconn
     bound = shop.anything.using(connection=aconn)
     async with aconn.transaction():
         first = await bound.enqueue({"ok": 1})
-        for value, path in ((math.nan, "x"), ([1, math.inf], "x[1]"), ({1: 2}, "x"), ("\0", "x")):
+        for value, path in ((math.nan, "x"), ([1, math.inf], "x[1]"), ({1: 2}, "x[1]"), ("\0", "x")):
             with pytest.raises(PayloadError) as caught:
                 await bound.enqueue(value)
             assert caught.value.path == path
         second = await bound.enqueue({"ok": 2})
     assert [(await job.info()).payload for job in (first, second)] == [{"x": {"ok": 1}}, {"x": {"ok": 2}}]
+
+
+async def test_a_refused_item_of_many_is_named_and_nothing_is_enqueued(shop: Shop, conn: psycopg.Connection) -> None:
+    with pytest.raises(PayloadError, match=r"^item 2 of enqueue_many: x\[0\]: nan") as caught:
+        await shop.app.enqueue_many(shop.anything.job(value) for value in (1, 2, [math.nan], 4))
+    assert caught.value.path == "x[0]"
+    assert stored(conn) == 0
+
+
+@pytest.mark.parametrize(
+    ("option", "fits", "too_much", "said"),
+    [
+        ("tags", ["t" * 256] * 64, ["t"] * 65, "tags has 65 texts, the limit is 64"),
+        ("tags", ["é" * 256], ["é" * 257], "tags has a text of 257 characters, the limit is 256"),
+        ("meta", {"m": "é" * 32_764}, {"m": "é" * 32_765}, "meta has 65538 bytes as JSON, the limit is 65536"),
+    ],
+)
+async def test_tags_and_meta_have_limits_that_the_error_names(
+    shop: Shop, conn: psycopg.Connection, option: str, fits: Any, too_much: Any, said: str
+) -> None:
+    job = await shop.anything.using(**{option: fits}).enqueue(1)
+    kept = getattr(await job.info(), option)
+    assert kept == (tuple(fits) if option == "tags" else fits)
+    with pytest.raises(InvalidRequest, match=said):
+        shop.anything.using(**{option: too_much})
+    assert stored(conn) == 1
 
 
 @pytest.mark.parametrize("value", ["x" * 7_900, "x" * 8_000, "x" * 65_536, "x" * 5_000_000, "😀" * 3_000])

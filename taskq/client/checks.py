@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from taskq.client.requests import JobRequest
-from taskq.errors import InvalidPolicy, InvalidRequest, TaskDefinitionError
+from taskq.errors import InvalidPolicy, InvalidRequest, PayloadError, TaskDefinitionError
 from taskq.policy import PolicyLayer
 
 if TYPE_CHECKING:
@@ -45,10 +45,15 @@ def check_requests(app: TaskQ, requests: object) -> list[JobRequest[Any]]:
 
     Raises:
         InvalidRequest: One is no request, or belongs to another application.
+        PayloadError: An iterator that makes them meets arguments that cannot be stored; the message says which job's.
     """
     if isinstance(requests, JobRequest) or not isinstance(requests, Iterable):
         raise InvalidRequest(f"enqueue_many takes a list of requests, not {_shown(requests)}; write [task.job(...)]")
-    listed: list[Any] = list(requests)
+    listed: list[Any] = []
+    try:
+        listed.extend(requests)
+    except PayloadError as exc:
+        raise PayloadError(f"item {len(listed)} of enqueue_many: {exc}", path=exc.path) from None
     for number, request in enumerate(listed):
         if not isinstance(request, JobRequest):
             name = getattr(request, "name", "task")

@@ -25,6 +25,9 @@ R_co = TypeVar("R_co", covariant=True)
 OnConflict: TypeAlias = Literal["existing", "raise"]
 MAX_KEY: Final = 512
 MAX_JOBS: Final = 1_000_000
+MAX_TAGS: Final = 64
+MAX_TAG: Final = 256
+MAX_META_BYTES: Final = 65_536
 FIRST_INSTANT: Final = datetime(1970, 1, 1, tzinfo=UTC)
 END_OF_INSTANTS: Final = datetime(9000, 1, 1, tzinfo=UTC)
 
@@ -214,7 +217,7 @@ class Using(TypedDict, total=False):
         idempotency_key: The same request with the same key is answered with the same job, for as long as the
             installation remembers keys (90 days by default).
         idempotency_scope: What the idempotency key is unique in; the task's name by default.
-        tags: Words for finding jobs.
+        tags: Words for finding jobs: at most 64, each of 1 to 256 characters.
         meta: Data that travels with the job, apart from its arguments; at most 64 KiB as JSON.
         connection: The caller's own connection: the job commits or vanishes with its transaction. For the async calls
             one of asyncpg, an async one of psycopg, or an ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy; for
@@ -289,7 +292,7 @@ def check_options(given: Using) -> CallOptions:
         on_conflict=on_conflict,
         idempotency_key=_check_key("idempotency_key", idempotency_key),
         idempotency_scope=None if idempotency_scope is None else check_name("idempotency_scope", idempotency_scope),
-        tags=tuple(_check_text("tags", tag) for tag in tags),
+        tags=_check_tags(tags),
         meta=None if meta is None else _check_meta(meta),
         connection=given.get("connection"),
     )
@@ -324,8 +327,23 @@ def _check_text(what: str, text: object) -> str:
     return text
 
 
+def _check_tags(tags: Iterable[str]) -> tuple[str, ...]:
+    checked = tuple(_check_text("tags", tag) for tag in tags)
+    if len(checked) > MAX_TAGS:
+        raise InvalidRequest(
+            f"tags has {len(checked)} texts, the limit is {MAX_TAGS}; put data into the payload or meta"
+        )
+    for tag in checked:
+        if not 1 <= len(tag) <= MAX_TAG:
+            raise InvalidRequest(
+                f"tags has a text of {len(tag)} characters, the limit is {MAX_TAG}, and the least is 1: {tag[:60]!r}"
+            )
+    return checked
+
+
 def _check_meta(meta: Mapping[str, Any]) -> str:
     text = encode_any(dict(meta), "meta")
-    if len(text) > 65_536:
-        raise InvalidRequest(f"meta has {len(text)} characters as JSON, the limit is 65536; put it in the payload")
+    size = len(text.encode())
+    if size > MAX_META_BYTES:
+        raise InvalidRequest(f"meta has {size} bytes as JSON, the limit is {MAX_META_BYTES}; put it in the payload")
     return text
