@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+from taskq.telemetry.events import OF_ATTEMPT, OF_JOB
+
 LEVELS = {
     "debug": "debug",
     "info": "info",
@@ -31,18 +33,23 @@ MEANING = {
     "health.listening": "where `/live` and `/ready` are answered",
     "job.abandoned": "a body could not be stopped in time; its job is handed back and the process ends",
     "job.cancelled": "an attempt ended as cancelled",
+    "job.claimed": "a job was claimed",
     "job.claim_without_body": "the database had a claim that runs nowhere here; it was released",
     "job.end_not_decided": "a defect: the end of a body could not be judged; it is recorded as a failure",
+    "job.expired": "the leader ended a job that waited: its deadline passed, or its attempts were used up",
     "job.failed": "the job failed for good",
     "job.fenced_out": "an end changed nothing: the job had been taken away",
+    "job.handed_back": "a claim whose body had not started was handed back",
     "job.not_settled": "the leader could not settle one job, which stays as it was; the others go on",
     "job.outcome_not_stored": "PostgreSQL refused an outcome; the job ends with a minimal failure",
-    "job.released": "an attempt was handed back, no attempt used",
+    "job.process_killed": "the child process of a body that did not stop was killed",
+    "job.released": "an attempt whose body had started was handed back, no attempt used",
     "job.retry": "the body failed and is tried again",
     "job.retry_after": "the body raised RetryAfter",
     "job.runs_alone": "a job that was on two lost workers runs alone",
     "job.settled": "the leader settled the claim of a lost worker",
     "job.snooze": "the body raised Snooze",
+    "job.succeeded": "a body returned",
     "job.stranded": "a job that this worker may not claim; left to others",
     "job.timeout_ignored": "a body goes on in spite of its timeout and holds its slot; it is cancelled again and again",
     "leader.lost": "another worker leads now",
@@ -60,7 +67,20 @@ MEANING = {
     "policy.missing": "a job's policy is not stored; its task's own is used",
     "policy.unavailable": "policies could not be read; the tasks' own are used meanwhile",
     "policy.unreadable": "a stored policy cannot be understood; the task's own is used",
+    "process.recycled": "a child process was replaced by a fresh one, after so many bodies or so much memory",
+    "process.started": "a child process for bodies was started",
+    "supervisor.forcing": "a second signal: the processes are told to hand back what runs",
+    "supervisor.hopeless": "no process was ever ready; the supervisor ends with the code of the first",
+    "supervisor.process_ended": "a worker process ended",
+    "supervisor.process_killed": "a worker process did not end in time, and was killed",
+    "supervisor.process_started": "a worker process was started",
+    "supervisor.replacing": "a worker process wants to be recycled; a successor is started",
+    "supervisor.started": "a supervisor of several worker processes has started",
+    "supervisor.stopped": "all worker processes have ended",
+    "supervisor.stopping": "a signal: the worker processes are told to stop",
     "task.unknown": "jobs wait for a task that this worker does not know; told once a name",
+    "worker.recycling": "so many bodies, or so much memory: the worker drains, and another takes its place",
+    "worker.stopped_at_boot": "it was stopped before it had begun to claim",
     "worker.waits": "at boot: the database answers and takes no worker just now; tried again, with growing pauses",
     "worker.bodies_left": "the worker ends while bodies run that could not be stopped; the process must end",
     "worker.drain_requested": "an operator asked it to stop, with `taskq workers drain`",
@@ -76,8 +96,8 @@ MEANING = {
     "worker.stopped": "stopped, with what it did",
     "worker.stuck_thread": "a thread outlived its timeout; the worker drains and ends",
 }
-ABOUT = ("job_id", "task", "claim_epoch")
-"""What the worker says about every ended attempt; ``error`` comes with those that have one."""
+ABOUT = {"of_job": OF_JOB, "of_attempt": OF_ATTEMPT, "about": ("name", "pid", "exit_code", "ran")}
+"""Fields that are handed to a call as a whole, by the name under which they are; ``error`` comes where there is one."""
 
 
 def events(package: Path) -> dict[str, tuple[str, list[str]]]:
@@ -90,8 +110,9 @@ def events(package: Path) -> dict[str, tuple[str, list[str]]]:
             if _logger(node.func.value) not in LOGGERS or node.func.attr not in LEVELS:
                 continue
             fields = [k.arg for k in node.keywords if k.arg and k.arg != "exc_info"]
-            if any(isinstance(k.value, ast.Name) and k.value.id == "about" for k in node.keywords if k.arg is None):
-                fields = [*ABOUT, *fields]
+            for keyword in node.keywords:
+                if keyword.arg is None and isinstance(keyword.value, ast.Name):
+                    fields = [*ABOUT.get(keyword.value.id, ()), *fields]
             for name in _names(node.args[0]):
                 level, known = found.get(name, (LEVELS[node.func.attr], []))
                 found[name] = (level, known + [f for f in fields if f not in known])

@@ -25,6 +25,7 @@ import taskq
 from taskq import errors
 from taskq.cli import COMMANDS, build
 from taskq.settings import Settings
+from taskq.telemetry.events import events_of
 from taskq.testing import Point
 from taskq.transitions import TRANSITIONS, Transition
 
@@ -210,6 +211,26 @@ def log_events() -> str:
     return table(("event", "level", "fields", "meaning"), rows)
 
 
+def job_events() -> str:
+    """The event of each transition that a worker or the leader carries out."""
+    found = events(Path(taskq.__file__ or "").resolve().parent)
+    return table(
+        ("from", "to", "who", "when", "event", "level"),
+        (
+            (
+                code(t.source),
+                code(t.target),
+                t.by,
+                t.when,
+                " ".join(map(code, events_of(t))),
+                " ".join(found[name][0] for name in events_of(t)),
+            )
+            for t in TRANSITIONS
+            if events_of(t)
+        ),
+    )
+
+
 CALLED_BY_PEOPLE = (
     "enqueue",
     "enqueue_many",
@@ -266,7 +287,7 @@ def sections(dsn: str) -> dict[str, str]:
             "relations": relations,
         }
         made = {name: make(conn) for name, make in from_schema.items()}
-    from_code = (transitions, sqlstates, settings, api, using, policy, commands, fault_points, log_events)
+    from_code = (transitions, sqlstates, settings, api, using, policy, commands, fault_points, job_events, log_events)
     made |= {make.__name__: make() for make in from_code}
     made["methods"] = methods(taskq.TaskQ, taskq.Task, taskq.Job, taskq.JobContext)
     return made

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 from collections.abc import MutableMapping
 from contextlib import suppress
@@ -20,6 +21,8 @@ _RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
 
 
 def _plain(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):  # JSON knows no such number
+        return str(value)
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
@@ -87,8 +90,8 @@ class _JsonLines(logging.Formatter):
             "logger": record.name,
             "event": getattr(record, "event", None) or record.getMessage(),
             **({} if self._process is None else {"process": self._process}),
-            **fields,
         }
+        line |= {(f"{key}_" if key in line else key): value for key, value in fields.items()}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         elif record.exc_text:  # of another process

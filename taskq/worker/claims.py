@@ -47,6 +47,8 @@ class Claim:
     meta: str | None
     received: float = 0.0
     """When the answer arrived, on the loop's clock."""
+    started: float = 0.0
+    """When its body started, on the loop's clock; 0 before that."""
 
     @classmethod
     def from_row(cls, worker_id: UUID, row: Mapping[str, Any], received: float) -> Claim:

@@ -110,7 +110,7 @@ class Outbox:
     """
 
     def __init__(self, why_released: Callable[[], ReleaseReason] = lambda: "stale") -> None:
-        self._why_released = why_released
+        self.why_released = why_released
         self._ends: deque[End] = deque()
         self._halves: list[list[End]] = []
         self._unconfirmed: dict[tuple[UUID, int], End] = {}
@@ -145,7 +145,7 @@ class Outbox:
         if key in self._unconfirmed:
             return
         if end.outcome == "release" and end.error is None:
-            end.error = json.dumps(released(self._why_released(), False))
+            end.error = json.dumps(released(self.why_released(), False))
         self._ends.append(end)
         self._unconfirmed[key] = end
 

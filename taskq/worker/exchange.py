@@ -23,6 +23,7 @@ from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.execute import Executor
 from taskq.worker.fetch import LaneBook
 from taskq.worker.policies import PolicyCache
+from taskq.worker.report import claimed, handed_back
 from taskq.worker.resend import Resender
 
 log = get_logger("worker")
@@ -338,13 +339,14 @@ class Exchanger:
         self._event.set()
 
     async def _hand_over(self, claims: list[Claim]) -> None:
+        claimed(claims)
         unknown = {c.policy_id for c in claims} - self._policies.known
         if unknown:
             await self._policies.load(self._conn, unknown)
         if not self.claiming:
             # Stopped while the answer was on its way.
             for claim in claims:
-                self.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task)
+                self._hand_back(claim)
         else:
             self._executor.put([(c, self._policy_of(c)) for c in claims])
         if self._watched is not None:
@@ -395,7 +397,11 @@ class Exchanger:
     def hand_back_waiting(self) -> None:
         """Release every claim whose body has not started; uses no attempt."""
         for claim, _ in self._executor.take_back():
-            self.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task)
+            self._hand_back(claim)
+
+    def _hand_back(self, claim: Claim) -> None:
+        handed_back(claim, self._outbox.why_released())
+        self.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task)
 
     def release(self, worker_id: UUID, job_id: UUID, claim_epoch: int, task: str = "", delay: float = 0.0) -> None:
         """Release one claim that has no body."""

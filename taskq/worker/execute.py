@@ -247,6 +247,7 @@ class Executor:
             deadline=claim.deadline,
             meta=claim.meta,
         )
+        claim.started = now
         run = Running(claim, policy, context, now)
         run.task = me
         self.running[claim.job_id] = run

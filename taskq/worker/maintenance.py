@@ -141,11 +141,14 @@ class Maintenance:
 
     async def _settle_lost(self) -> None:
         async for row in self._each("settle_lost"):
-            log.warning("job.settled", became=row["settled"], worker_id=row["worker_id"], **_about(row))
+            of_job = _of_job(row)
+            worker_id = row["worker_id"]
+            log.warning("job.settled", **of_job, became=row["settled"], worker_id=worker_id, error_type=row["why"])
 
     async def _sweep(self) -> None:
         async for row in self._each("sweep"):
-            log.warning("job.expired", became=row["settled"], **_about(row))
+            of_job = _of_job(row)
+            log.warning("job.expired", **of_job, became=row["settled"], error_type=row["why"])
 
     async def _each(self, query: str) -> AsyncIterator[Any]:
         """What a bounded statement has settled, until it has nothing more; what it cannot settle is left out."""
@@ -195,13 +198,11 @@ class Maintenance:
             log.info("partition.busy")
 
 
-def _about(row: Any) -> dict[str, Any]:
-    """What every event about a job's transition says."""
+def _of_job(row: Any) -> dict[str, Any]:
     return {
         "job_id": row["job_id"],
         "task": row["task"],
         "queue": row["queue"],
         "claim_epoch": row["claim_epoch"],
-        "attempt": row["attempt"],
-        "error_type": row["why"],
+        "attempt": row["attempt"] + 1,
     }

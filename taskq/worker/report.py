@@ -1,35 +1,89 @@
-"""What is told of an end: one event for each that is not a success, and the worker's counts. Nothing for a success."""
+"""What is told of claims and ends: the events of ``taskq.telemetry.events``, and the worker's counts.
+
+What goes well is told at level debug alone, and costs a look at the level otherwise: no job of its own makes a line in
+the log of a worker at its usual level.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import Any, Final
+
 from taskq.telemetry import get_logger
 from taskq.worker.claims import Claim, Counts
-from taskq.worker.disposition import Disposition
+from taskq.worker.disposition import Disposition, ReleaseReason
 
 log = get_logger("worker")
+_levels: Final = logging.getLogger("taskq.worker")
 
 
 def report(counts: Counts, claim: Claim, decided: Disposition) -> None:
-    """Count an end, and tell of it unless it is a success.
+    """Count an end, and tell of it.
 
     What the database makes of it may differ: after a cancel request all but a success ends the job as cancelled.
     """
     outcome = decided.outcome
     if outcome == "succeeded":
         counts.succeeded += 1
+        if _levels.isEnabledFor(logging.DEBUG):
+            of_attempt = _about(claim, decided)
+            log.debug("job.succeeded", **of_attempt)
         return
-    about = {"job_id": claim.job_id, "task": claim.task, "claim_epoch": claim.claim_epoch}
-    error = decided.error
-    said = {} if error is None else {"error": f"{error.get('type')}: {error.get('message')}"}
+    of_attempt = _about(claim, decided)
+    error = decided.error or {}
+    said = {} if decided.error is None else {"error": f"{error.get('type')}: {error.get('message')}"}
     if outcome in ("failed", "retry_after_spent", "snooze_spent"):
         counts.failed += 1
-        log.error("job.failed", **about, attempt=claim.attempt + 1, **said)
+        log.error("job.failed", **of_attempt, error_type=error.get("type"), **said)
     elif outcome == "cancelled":
         counts.cancelled += 1
-        log.info("job.cancelled", **about)
+        log.info("job.cancelled", **of_attempt)
     elif outcome == "release":
         counts.released += 1
-        log.info("job.released", **about)
+        reason = error.get("reason")
+        if error.get("body_started"):
+            log.info("job.released", **of_attempt, reason=reason)
+        else:
+            log.debug("job.handed_back", **of_attempt, reason=reason)
     else:
         counts.retried += 1
-        log.warning(f"job.{outcome}", **about, attempt=claim.attempt + 1, again_in=round(decided.delay, 3), **said)
+        again_in = round(decided.delay, 3)
+        log.warning(f"job.{outcome}", **of_attempt, error_type=error.get("type"), again_in=again_in, **said)
+
+
+def claimed(claims: Iterable[Claim]) -> None:
+    """Tell of claims, at level debug; ``waited`` is for how many seconds each had been due."""
+    if _levels.isEnabledFor(logging.DEBUG):
+        for claim in claims:
+            of_job = _of_job(claim)
+            waited = round((claim.claimed_at - claim.run_at).total_seconds(), 3)
+            log.debug("job.claimed", **of_job, worker_id=claim.worker_id, waited=waited)
+
+
+def handed_back(claim: Claim, reason: ReleaseReason) -> None:
+    """Tell of a claim that is released before its body has started, at level debug."""
+    if _levels.isEnabledFor(logging.DEBUG):
+        of_attempt = _about(claim, Disposition("release"))
+        log.debug("job.handed_back", **of_attempt, reason=reason)
+
+
+def _of_job(claim: Claim) -> dict[str, Any]:
+    return {
+        "job_id": claim.job_id,
+        "task": claim.task,
+        "queue": claim.queue,
+        "claim_epoch": claim.claim_epoch,
+        "attempt": claim.attempt + 1,
+    }
+
+
+def _about(claim: Claim, decided: Disposition) -> dict[str, Any]:
+    seconds = asyncio.get_running_loop().time() - claim.started if claim.started else None
+    return {
+        **_of_job(claim),
+        "worker_id": claim.worker_id,
+        "outcome": decided.outcome,
+        "seconds": None if seconds is None else round(seconds, 6),
+    }
