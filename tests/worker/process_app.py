@@ -20,6 +20,9 @@ from typing import Any
 from taskq import JobContext, Retry, RetryAfter, Snooze, TaskQ, constant
 from taskq.errors import JobCancelled
 
+if os.environ.get("PROCESS_APP_BREAKS"):
+    raise RuntimeError("the import breaks")
+
 app = TaskQ()
 BOUND = 60.0
 AGAIN = Retry(2, constant(0))
