@@ -211,7 +211,7 @@ class TaskQ:
         self, requests: Iterable[JobRequest[R]], *, connection: Any = None, on_conflict: OnConflict | None = None
     ) -> list[Job[R]]:
         """Like ``enqueue_many``, for code without an event loop."""
-        refuse_in_event_loop("enqueue_sync")
+        refuse_in_event_loop("enqueue_many_sync")
         listed = check_requests(self, requests)
         batch = build_batch(listed, connection=connection, on_conflict=on_conflict)
         if not listed:

@@ -123,6 +123,7 @@ class Job(Generic[R_co]):
 
     def info_sync(self) -> JobInfo:
         """Like ``info``, for code without an event loop."""
+        refuse_in_event_loop("info_sync")
         return self._found(self._app.get_sync(self.id))
 
     async def status(self) -> JobStatus:
@@ -135,6 +136,7 @@ class Job(Generic[R_co]):
 
     def status_sync(self) -> JobStatus:
         """Like ``status``, for code without an event loop."""
+        refuse_in_event_loop("status_sync")
         return self.info_sync().status
 
     async def cancel(self, reason: str | None = None, *, actor: str | None = None) -> CancelAnswer:

@@ -15,6 +15,7 @@ from taskq.client.checks import check_job_id
 from taskq.client.requests import CallOptions, JobRequest, Spec, Using, build_spec, check_options
 from taskq.codec import TaskCodec
 from taskq.context import JobContext
+from taskq.db.pools import refuse_in_event_loop
 from taskq.errors import TaskDefinitionError
 from taskq.handle import Job
 from taskq.policy import PolicyLayer, check_name
@@ -68,6 +69,7 @@ class _Enqueues(Generic[P, R]):
         Raises:
             SyncCallInEventLoop: An event loop runs in this thread: ``await task.enqueue(...)`` instead.
         """
+        refuse_in_event_loop("enqueue_sync")
         return self._app.enqueue_many_sync((self._request(args, kwargs),))[0]
 
 

@@ -400,7 +400,7 @@ async def test_sync_calls_in_an_event_loop_name_the_call_to_await(shop: Shop, co
     job = await shop.double.enqueue(1)
     calls = [
         (lambda: shop.double.enqueue_sync(1), "await enqueue"),
-        (lambda: shop.app.enqueue_many_sync([shop.double.job(1)]), "await enqueue"),
+        (lambda: shop.app.enqueue_many_sync([shop.double.job(1)]), "await enqueue_many"),
         (lambda: job.result_sync(timeout=1), "await result"),
         (job.cancel_sync, "await cancel"),
         (lambda: shop.app.get_sync(job.id), "await get"),
