@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -50,13 +51,14 @@ def test_each_start_and_end_is_told_once(conn: Conn) -> None:
             worker, job = q.running(conn)
             told.append((str(job), "started"))
         elif n == 2:
-            [(job, _)] = told
-            claimed = q.rows(conn, "select claimed_by, claim_epoch from taskq.jobs where id = %s", job)[0]
+            [(id_, _)] = told
+            job = UUID(id_)
+            [claimed] = q.rows(conn, "select claimed_by from taskq.jobs where id = %s", job)
             error = {"type": "Oops", "message": "no"}
-            q.end(conn, claimed["claimed_by"], q.End(job, outcome="retry", error=error, delay=9))  # type: ignore[arg-type]
-            told.append((job, "failed"))
+            q.end(conn, claimed["claimed_by"], q.End(job, outcome="retry", error=error, delay=9))
+            told.append((id_, "failed"))
         elif n == 3:
-            q.cancel(conn, told[0][0])  # type: ignore[arg-type]
+            q.cancel(conn, UUID(told[0][0]))
             told.append((told[0][0], "cancelled"))
 
     assert events(conn, 7, between) == told

@@ -57,6 +57,8 @@ def run_cli(command: Callable[[], object], args: Sequence[str] = ()) -> int:
         result = command()
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where what goes wrong can still be told
+        if result == ExitCode.INTERRUPTED:  # as typer answers Ctrl-C
+            note("interrupted")
         return result if isinstance(result, int) else ExitCode.OK
     except SystemExit as exc:
         if exc.code is None or isinstance(exc.code, int):
