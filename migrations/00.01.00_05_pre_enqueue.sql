@@ -96,6 +96,18 @@ begin
     raise exception using errcode = 'WF009', message = format('spec %s of enqueue_many is not valid: %s is %s', v_bad.spec, v_bad.name, v_bad.given),
       hint = 'Instants are from 1970 to 8999, durations from 10 years back to 100 years ahead; leave a deadline out for none.';
   end if;
+  select s.n as spec, v.name, v.size, v.most into v_bad from (
+    select row_number() over () as n, x.* from jsonb_to_recordset(p_specs) as x(tags text[], meta jsonb)) s
+    cross join lateral (values
+      ('tags, how many', cardinality(s.tags), 64),
+      ('tags, characters of the longest', (select max(length(t.tag)) from unnest(s.tags) as t(tag)), 256),
+      ('meta, bytes', octet_length(s.meta::text), 131072)) as v(name, size, most)
+    where v.size > v.most
+    limit 1;
+  if found then
+    raise exception using errcode = 'WF009', message = format('spec %s of enqueue_many is not valid: %s: %s, the limit is %s', v_bad.spec, v_bad.name, v_bad.size, v_bad.most),
+      hint = 'Put data into the payload, or store it elsewhere and enqueue a reference to it.';
+  end if;
   select i.max_payload_bytes into v_max from {{schema}}.installation i;
   select o.n, octet_length(o.payload) as size into v_bad from unnest(p_payload) with ordinality as o(payload, n)
     where octet_length(o.payload) > v_max limit 1;
@@ -222,6 +234,10 @@ begin
   if v_config.task is null and policy is null then
     raise exception using errcode = 'WF006', message = format('task %L was never published by a worker', task),
       hint = 'Start a worker that knows the task once, or name a policy: enqueue(..., policy => id).';
+  end if;
+  if jsonb_path_exists(payload, 'strict $.**{201} ? (@.type() == "array" || @.type() == "object")') then
+    raise exception using errcode = 'WF009', message = 'the payload has more than 200 arrays and objects nested in one another, the limit is 200',
+      hint = 'Enqueue a flatter form of it.';
   end if;
   if policy is not null and not exists (select from {{schema}}.policies p where p.id = policy) then
     raise exception using errcode = 'WF014', message = format('there is no policy %L', policy), hint = 'See the table policies for their ids.';

@@ -28,7 +28,8 @@ def hints_of(fn: Callable[..., Any], name: str, localns: Mapping[str, Any] | Non
         TaskDefinitionError: One cannot be; the message names what is missing.
     """
     # A module may import JobContext for its type checker only.
-    names = {"JobContext": JobContext, **(localns or {})}
+    generic = {p.__name__: p for p in getattr(fn, "__type_params__", ())}
+    names = {"JobContext": JobContext, **generic, **(localns or {})}
     try:
         return typing.get_type_hints(fn, localns=names, include_extras=True)
     except NameError as exc:

@@ -589,3 +589,28 @@ def test_without_an_annotation_results_are_kept_as_plain_json() -> None:
         ]  # fmt: skip
     for declared in (typing.NoReturn, typing.Never):
         assert codec(int, declared).encode_result(None) == "null"
+
+
+# Limits where SQL enqueues -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("column", "fits", "too_much", "said"),
+    [
+        ("tags", ["t" * 256] * 64, ["t"] * 65, "tags, how many: 65, the limit is 64"),
+        ("tags", ["é" * 256], ["é" * 257], "characters of the longest: 257, the limit is 256"),
+        ("meta", '{"m": "small"}', '{"m": "' + "x" * 131_072 + '"}', "meta, bytes: 131081, the limit is 131072"),
+        ("payload", '{"x": ' + "[" * 200 + "]" * 200 + "}", '{"x": ' + "[" * 201 + "]" * 201 + "}", "the limit is 200"),
+        ("payload", "{}", '{"x": "' + "x" * 8_388_608 + '"}', "has 8388617 bytes, the limit is 8388608"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_sql_callers_have_the_same_limits(dsn: str, column: str, fits: Any, too_much: Any, said: str) -> None:
+    with psycopg.connect(dsn, autocommit=True) as own:
+        own.execute("insert into taskq.policies (id, format, spec, created_at) values ('p', 1, '{}', now())")
+        cast = "text[]" if column == "tags" else "jsonb"
+        ask = f"select taskq.enqueue('t', policy => 'p', {column} => %s::{cast})"
+        own.execute(ask, [fits])
+        with pytest.raises(psycopg.Error, match=said) as caught:
+            own.execute(ask, [too_much])
+        assert caught.value.sqlstate == "WF009"
