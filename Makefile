@@ -65,6 +65,12 @@ coverage: ## What the last run of the unit tests left unrun: nothing where taskq
 pg15:
 	@test -x $(PG15)/initdb || { echo "PostgreSQL 15 is missing, which the tests run on beside 18. Install it: apt-get install postgresql-15" >&2; exit 1; }
 
+PROPERTY_EXAMPLES ?= 1000
+
+.PHONY: property
+property: $(VENV)/.dev ## Many random programs against the model (about half an hour; PROPERTY_EXAMPLES=1000 a test)
+	TASKQ_PROPERTY_EXAMPLES=$(PROPERTY_EXAMPLES) $(PYTEST) -s tests/model
+
 system-test: $(VENV)/.dev ## Real worker processes and real faults (some minutes)
 	$(PYTEST) system_tests
 
