@@ -135,7 +135,13 @@ def test_every_sqlstate_that_the_schema_raises_has_its_exception() -> None:
 
 def test_exit_codes_are_those_of_the_worker() -> None:
     operations = text_of("docs/operations.md")
-    codes = {service.EXIT_OK, service.EXIT_NOT_FLUSHED, lease.EXIT_LEASE_LOST, service.EXIT_STUCK}
+    codes = {
+        service.EXIT_OK,
+        service.EXIT_NOT_FLUSHED,
+        lease.EXIT_LEASE_LOST,
+        service.EXIT_STUCK,
+        service.EXIT_RECYCLED,
+    }
     assert {int(c) for c in re.findall(r"^\| `(\d+)` \|", operations, re.MULTILINE)} >= codes
 
 
