@@ -181,7 +181,9 @@ async def test_what_is_not_done_in_time_is_named(dsn: str, aconn: asyncpg.Connec
             await asyncio.sleep(60)
 
         job = await takes_for_ever.enqueue()
-        with pytest.raises(NotDrained, match=rf"after 0\.5 s: left are 1 running of task 'takes_for_ever' .*{job.id}"):
+        with pytest.raises(
+            NotDrained, match=rf"after 0\.5 s: left are 1 (running|pending) of task 'takes_for_ever' .*{job.id}"
+        ):
             await drain(app, timeout=0.5)
         assert await aconn.fetchval("select status from taskq.jobs") == "pending"
 
