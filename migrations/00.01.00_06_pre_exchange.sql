@@ -60,7 +60,7 @@ begin
       returning job_id)
     select count(*) into v_back from noted;
     if v_back > 0 and 'release' = any(p_outcomes) then
-      perform {{schema}}.wake(array(select distinct j.queue from {{schema}}.jobs j where j.id = any(p_ids) and j.status = 'pending'));
+      perform {{schema}}.wake(array(select distinct j.queue from {{schema}}.jobs j where j.id = any(p_ids) and j.status = 'pending'), v_back);
     end if;
   end if;
 

@@ -210,7 +210,7 @@ begin
   update {{schema}}.queues q set paused_at = null where q.name = queue and q.paused_at is not null;
   v_done := found;
   if v_done then
-    perform {{schema}}.wake(array[queue]);
+    perform {{schema}}.wake(array[queue], 1000);
     perform {{schema}}.note('resume', queue, actor, reason, null);
   end if;
   return v_done;

@@ -30,6 +30,8 @@ log = get_logger("worker")
 
 SILENCE = 0.02
 """Seconds without a find after which the worker says that it is asleep."""
+SHORTEST = 0.001
+"""Seconds between looks while jobs keep coming; four times as long after some that found nothing."""
 RECHECKS = (0.05, 0.25)
 """Polls after falling asleep, before the long poll: an enqueue whose transaction spans that moment notified nobody."""
 QUICK = 0.02
@@ -102,6 +104,7 @@ class Exchanger:
         self._next_claim = 0.0
         self._notified = False
         self._naps = 0
+        self._misses = 0
         self._finds: deque[float] = deque(maxlen=3)
         self._suspects_since: float | None = None
         self._alone: tuple[UUID, int] | None = None
@@ -179,6 +182,8 @@ class Exchanger:
                 await self._claim_suspect()
             elif len(self._outbox) or limit:
                 await self._exchange(limit)
+            elif self._asleep and not self._capacity(now):
+                await self._set_asleep(False, pass_on=self._notified)
             elif now - self._last_sent > self._ping_every:
                 await self._ping()
             else:
@@ -262,6 +267,8 @@ class Exchanger:
                 self._on_lease_refused()
             else:
                 await self._claimed(claims, limit, rescan, started)
+        if batch:
+            self._expect_back(batch)
         self.in_flight = 0
 
     def _watch(self, batch: list[End], limit: int) -> None:
@@ -269,6 +276,12 @@ class Exchanger:
         self._watched = None if watch is None else watch.exchange(self._conn, self._outbox, batch, limit)
 
     # Ends -----------------------------------------------------------------------------------------------------------
+
+    def _expect_back(self, batch: list[End]) -> None:
+        """What comes back after a moment is announced to nobody."""
+        back = [end.delay for end in batch if end.outcome in ("retry", "retry_after", "snooze")]
+        if back and min(back) < self._poll:
+            self._next_claim = min(self._next_claim, self._loop.time() + max(0.0, min(back)))
 
     async def _ended(self, batch: list[End], missed: list[Any]) -> None:
         if not missed:
@@ -297,14 +310,17 @@ class Exchanger:
             self._counts.claimed += len(claims)
             claims.sort(key=lambda c: (-c.priority, c.run_at, c.job_id))
             self._last_find = now
-            self._naps = 0
+            self._misses = 0
             self._finds.append(now)
-            self._next_claim = now if len(claims) == limit else now + 0.001
+            full = len(claims) == limit
+            if full or self._notified:
+                self._next_claim = now
+            else:
+                # Asleep, it leaves what comes from now on to those who are told of it.
+                self._next_claim = now + (self._poll if self._asleep else SHORTEST)
             await self._hand_over(claims)
-            if self._asleep and (
-                len(claims) == limit > 1 or (len(self._finds) == self._finds.maxlen and now - self._finds[0] < 0.1)
-            ):
-                await self._set_asleep(False)
+            if self._asleep and (full or (len(self._finds) == self._finds.maxlen and now - self._finds[0] < 0.1)):
+                await self._set_asleep(False, pass_on=full)
             return
         if self._notified:
             # While this claim was on its way: it may have been too early.
@@ -317,19 +333,26 @@ class Exchanger:
             await self._set_asleep(True)
             self._next_claim = 0.0
         else:
-            self._next_claim = now + 0.001
+            self._next_claim = now + min(SHORTEST * 2**self._misses, 4 * SHORTEST)
+            self._misses += 1
 
-    async def _set_asleep(self, asleep: bool) -> None:
+    async def _set_asleep(self, asleep: bool, *, pass_on: bool = False) -> None:
+        """Ask to be notified, or no longer; ``pass_on`` what this worker cannot take to two others."""
         try:
             if asleep:
                 await self._conn.fetch(self._sql["sleep"], self.worker_id, self._queues)
+            elif pass_on:
+                self._notified = False
+                await self._conn.fetch(self._sql["pass_on"], self.worker_id, self._queues)
             else:
                 await self._conn.fetch(self._sql["unsleep"], self.worker_id)
         except DATABASE_ERRORS as exc:
             await self._conn.pause_after_failure(exc)
         else:
             self._asleep = asleep
-            self._naps = 0
+            self._naps = self._misses = 0
+            if not asleep:
+                self._next_claim = min(self._next_claim, self._loop.time() + SHORTEST)
 
     def registered_anew(self, worker_id: UUID) -> None:
         """Claim under another registration from now on."""

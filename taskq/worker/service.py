@@ -296,7 +296,12 @@ class Worker:
             on_abandoned=self._on_abandoned,
         )
         self._listener = Listener(
-            self._dsn, self._schema, self._queues, self._exchanger.notified, self._cancel_requested
+            self._dsn,
+            self._schema,
+            self._queues,
+            worker_id=lambda: self.worker_id,
+            on_wake=self._exchanger.notified,
+            on_cancel=self._cancel_requested,
         )
         self._background: list[asyncio.Task[None]] = []
 

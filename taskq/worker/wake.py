@@ -32,6 +32,7 @@ class Listener:
         dsn: Where to connect.
         schema: Prefix of the channels.
         queues: Notifications of other queues are not for this worker.
+        worker_id: The current registration; notifications that name others are not for it.
         on_wake: Called when jobs were enqueued in one of the queues.
         on_cancel: Called with worker, job and epoch when cancelling was asked for.
     """
@@ -41,6 +42,7 @@ class Listener:
         dsn: str,
         schema: str,
         queues: Collection[str],
+        worker_id: Callable[[], UUID | None],
         on_wake: Callable[[], None],
         on_cancel: Callable[[UUID, UUID, int], None],
     ) -> None:
@@ -49,6 +51,7 @@ class Listener:
         self._cancel = f"{schema}_cancel"
         self._ping = load("worker", schema)["ping"]
         self._queues = frozenset(queues)
+        self._worker_id = worker_id
         self._on_wake = on_wake
         self._on_cancel = on_cancel
         self._again = asyncio.Event()
@@ -98,7 +101,8 @@ class Listener:
                         await self._again.wait()
 
     def _woken(self, _conn: Any, _pid: int, _channel: str, payload: object) -> None:
-        if payload in self._queues:
+        queue, *named = str(payload).split(" ")
+        if queue in self._queues and (not named or str(self._worker_id())[-12:] in named):
             self._on_wake()
 
     def _cancelled(self, _conn: Any, _pid: int, _channel: str, payload: object) -> None:

@@ -10,7 +10,8 @@ import pytest
 from helpers import aeventually
 from worker_kit import Events, Gates, RunWorker
 
-from taskq import TaskQ
+from taskq import Retry, TaskQ
+from taskq.policy import constant
 
 pytestmark = pytest.mark.anyio
 
@@ -18,6 +19,19 @@ pytestmark = pytest.mark.anyio
 async def asleep(aconn: asyncpg.Connection) -> int:
     n: int = await aconn.fetchval("select count(*) from taskq.sleepers")
     return n
+
+
+async def sleepers(aconn: asyncpg.Connection, n: int) -> list[str]:
+    """So many workers that live and sleep on two queues, and are nobody; the ends of their ids."""
+    return [
+        str(row["id"])[-12:]
+        for row in await aconn.fetch(
+            "with made as materialized (select taskq.register_worker('w', 'h', 1, '{default,other}', '{never}', 10, 1,"
+            " '0', 60) as id from generate_series(1, $1::int))"
+            " select m.id, taskq.sleep(m.id, '{default,other}') from made m",
+            n,
+        )
+    ]
 
 
 async def test_an_idle_worker_starts_a_job_at_once(
@@ -88,11 +102,7 @@ async def test_ten_thousand_jobs_in_one_transaction_are_one_message_a_queue(
     listener = await asyncpg.connect(dsn)
     await listener.add_listener("taskq_wake", lambda *args: heard.append(args[-1]))
     # Asleep on both queues, and nobody claims.
-    for queue in ("default", "other"):
-        await aconn.execute(
-            "insert into taskq.sleepers (queue, worker_id) select $1, gen_random_uuid() from generate_series(1, 20)",
-            queue,
-        )
+    await sleepers(aconn, 20)
     async with aconn.transaction():
         for queue in ("default", "other"):
             await app.enqueue_many([never.using(queue=queue).job() for _ in range(5000)], connection=aconn)
@@ -102,6 +112,89 @@ async def test_ten_thousand_jobs_in_one_transaction_are_one_message_a_queue(
     await aeventually(lambda: "last" in heard)
     assert sorted(heard) == ["default", "last", "other"]
     await listener.close()
+
+
+async def test_jobs_enqueued_one_by_one_in_one_transaction_are_one_message_a_queue(
+    app: TaskQ, aconn: asyncpg.Connection, dsn: str
+) -> None:
+    @app.task
+    async def never() -> None: ...
+
+    heard: list[str] = []
+    listener = await asyncpg.connect(dsn)
+    await listener.add_listener("taskq_wake", lambda *args: heard.append(args[-1]))
+    ids = await sleepers(aconn, 20)
+    for transactions in range(1, 31):
+        async with aconn.transaction():
+            for _ in range(20):
+                await never.using(connection=aconn).enqueue()
+                await never.using(queue="other", connection=aconn).enqueue()
+        await aeventually(lambda n=transactions: len(heard) >= 2 * n)
+    await listener.execute("select pg_notify('taskq_wake', 'last')")
+    await aeventually(lambda: "last" in heard)
+    assert len(heard) == 61, heard
+    named = [message.split()[1:] for message in heard[:-1]]
+    # Two each, and by and by all of them.
+    assert {len(two) for two in named} == {2}
+    assert len({one for two in named for one in two}) > 12
+    assert {one for two in named for one in two} <= set(ids)
+    await listener.close()
+
+
+async def test_a_message_does_not_grow_with_what_is_enqueued(app: TaskQ, aconn: asyncpg.Connection, dsn: str) -> None:
+    @app.task
+    async def never(text: str) -> None: ...
+
+    heard: list[str] = []
+    listener = await asyncpg.connect(dsn)
+    await listener.add_listener("taskq_wake", lambda *args: heard.append(args[-1]))
+    await sleepers(aconn, 2)
+    for size in (1, 5_000_000):
+        await never.enqueue("x" * size)
+    await aeventually(lambda: len(heard) == 2)
+    small, large = heard
+    assert len(small) == len(large) <= 128 + 2 * 13
+    await listener.close()
+
+
+async def test_a_worker_that_is_full_passes_on_what_it_was_told_of(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates
+) -> None:
+    @app.task
+    async def waits() -> None:
+        await gates.wait()
+
+    async def all_asleep(n: int) -> bool:
+        return await asleep(aconn) == n
+
+    # No polls within the test, and each has room for one body: what starts has been told.
+    options = {"concurrency": 1, "poll_interval": 60}
+    async with run_worker(**options), run_worker(**options), run_worker(**options), run_worker(**options):
+        await aeventually(lambda: all_asleep(4))
+        quiet = time.monotonic() + 0.5
+        await aeventually(lambda: time.monotonic() > quiet)
+        async with aconn.transaction():
+            for _ in range(4):
+                await waits.using(connection=aconn).enqueue()
+        await aeventually(lambda: len(gates.reached) == 4)
+        # One that is full is told of nothing.
+        await aeventually(lambda: all_asleep(0))
+        gates.open()
+
+
+async def test_a_body_that_is_tried_again_at_once_waits_for_no_poll(app: TaskQ, run_worker: RunWorker) -> None:
+    runs: list[float] = []
+
+    @app.task(retry=Retry(3, constant(0.05)))
+    async def fails_twice() -> int:
+        runs.append(time.monotonic())
+        if len(runs) < 3:
+            raise ValueError
+        return len(runs)
+
+    async with run_worker(poll_interval=30):
+        assert await (await fails_twice.enqueue()).result(timeout=10) == 3
+        assert runs[2] - runs[0] < 5
 
 
 async def test_a_busy_worker_does_not_ask_to_be_notified(

@@ -49,6 +49,10 @@ select {{schema}}.stop_worker($1);
 -- The worker waits for a notification from now on.
 select {{schema}}.sleep($1, $2);
 
+-- name: pass_on
+-- The worker is awake, and has been told of more than it can take: two others are told.
+select {{schema}}.unsleep($1), {{schema}}.wake($2);
+
 -- name: unsleep
 select {{schema}}.unsleep($1);
 
