@@ -6,7 +6,6 @@ import os
 import re
 import signal
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -34,7 +33,13 @@ async def app(dsn: str, anyio_backend: str) -> AsyncIterator[TaskQ]:
 
 @pytest.fixture
 def start(start_worker: StartWorker) -> StartHere:
-    return partial(start_worker, app="processes_under_test:app")
+    def begin(name: str = "w", *, ready: bool = True, **options: Any) -> WorkerProcess:
+        worker = start_worker(name, ready=False, app="processes_under_test:app", **options)
+        if ready:
+            until(lambda: "worker.started" in worker.log, LONG)
+        return worker
+
+    return begin
 
 
 def row_of(dsn: str, job: UUID) -> dict[str, Any]:
