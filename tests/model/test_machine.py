@@ -456,4 +456,4 @@ class Queue(RuleBasedStateMachine):
 def test_any_life_of_a_queue_is_the_models(model_dsn: str) -> None:
     with psycopg.connect(model_dsn, autocommit=True) as conn:
         machine = type("AnyQueue", (Queue,), {"conn": conn})
-        run_state_machine_as_test(machine, settings=profile(15, steps=50))
+        run_state_machine_as_test(machine, settings=profile(12, steps=40))
