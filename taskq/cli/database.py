@@ -19,7 +19,7 @@ from taskq.client.answers import translated
 from taskq.db.pools import connect_sync
 from taskq.db.queries import load as load_queries
 from taskq.durations import parse_duration
-from taskq.errors import DatabaseUnavailable, InvalidDuration, InvalidPolicy, TaskQError
+from taskq.errors import InvalidDuration, InvalidPolicy, TaskQError
 from taskq.policy import check_name
 from taskq.settings import load
 
@@ -76,13 +76,6 @@ class Database:
             psycopg.errors.SerializationFailure,
         ) as exc:
             raise Busy(f"others are at work on the same rows ({exc.diag.message_primary}); try again") from None
-        except psycopg.OperationalError as exc:
-            if self._connection.closed:
-                raise DatabaseUnavailable(
-                    "the connection to the database was lost, so what was asked last may or may not "
-                    "have been done; look, then ask again"
-                ) from None
-            raise TaskQError(f"the database refused: {exc.diag.message_primary or exc}") from None
         except psycopg.Error as exc:
             raise TaskQError(f"the database refused: {exc.diag.message_primary or exc}") from None
 
