@@ -85,8 +85,10 @@ def run_cli(command: Callable[[], object], args: Sequence[str] = ()) -> int:
             sys.stdout = None
             return _error(exc, ExitCode.FAILED, "the output could not be written: ")
         if isinstance(exc, _driver_errors()):
-            code = ExitCode.FAILED if getattr(exc, "sqlstate", None) else ExitCode.NO_CONNECTION
-            return _error(exc, code, "the database did not answer as expected: ")
+            state = getattr(exc, "sqlstate", None)
+            if state is None or state.startswith(("08", "57P")):
+                return _error(exc, ExitCode.NO_CONNECTION, "the connection to PostgreSQL was lost: ")
+            return _error(exc, ExitCode.FAILED, "the database did not answer as expected: ")
         # The usage errors of typer have no common public class over the versions that taskq supports.
         if not isinstance(exc, _UsageError):
             raise
