@@ -16,7 +16,7 @@ from survival import Survived, reckon
 from taskq import TaskQ
 
 pytestmark = pytest.mark.anyio
-LOAD = 500
+LOAD = 400
 ORPHANS = 300
 AWAY = 60.0 if LONG else 12.0
 """Seconds without a database."""
@@ -30,8 +30,8 @@ def dsn(cluster: Cluster) -> str:
 async def enqueue_load(app: TaskQ) -> list[UUID]:
     rand = random.Random(7)
     work = app.get_task("work")
-    # Two workers with ten slots each need at least three seconds for it, however fast the machine is.
-    jobs = await app.enqueue_many([work.job(0.03 + rand.random() * 0.2) for _ in range(LOAD)])
+    # Two workers with ten slots each need at least six seconds for it, however fast the machine is.
+    jobs = await app.enqueue_many([work.job(0.1 + rand.random() * 0.4) for _ in range(LOAD)])
     await app.close()
     return [job.id for job in jobs]
 
@@ -50,8 +50,8 @@ async def test_restarts_under_load_lose_and_repeat_nothing(
     jobs = await enqueue_load(app)
     workers = [start_worker(f"w{n}", lease=5) for n in range(2)]
     for restarts in range(2):
-        until(lambda n=restarts: len(journal.of("end")) > 50 + 150 * n)
-        assert cluster.value("select count(*) from taskq.jobs where status = 'running'") > 0
+        until(lambda n=restarts: len(journal.of("end")) > 20 + 100 * n)
+        until(lambda: cluster.value("select count(*) from taskq.jobs where status = 'running'") > 0)
         cluster.stop(mode)
         cluster.start()
     until_all_ended(cluster, workers, jobs)
@@ -75,9 +75,9 @@ async def test_backends_that_are_ended_under_load_cost_a_new_connection_each(
         )
         return len(journal.of("end")) > LOAD * 2 // 3
 
-    until(lambda: len(journal.of("end")) > 50)
+    until(lambda: len(journal.of("end")) > 20)
     eventually(end_some, 60, interval=0.1)
-    assert ended > 20
+    assert ended > 4
     until_all_ended(cluster, workers, jobs)
     survived(fault="backends terminated under load", injected=ended, **reckon(cluster.dsn, journal.of("start"), jobs))
 
@@ -88,7 +88,7 @@ async def test_a_backend_that_is_killed_takes_all_others_along_and_nothing_is_lo
     jobs = await enqueue_load(app)
     workers = [start_worker(f"w{n}", lease=5) for n in range(2)]
     for kills in range(2):
-        until(lambda n=kills: len(journal.of("end")) > 50 + 150 * n)
+        until(lambda n=kills: len(journal.of("end")) > 20 + 100 * n)
         [victim] = until(
             lambda: cluster.query("select pid from pg_stat_activity where application_name = 'taskq exchange' limit 1")
         )
