@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -13,39 +11,29 @@ from uuid import UUID
 
 from taskq import errors, migrate
 from taskq.db.dsn import describe_dsn
-from taskq.db.queries import load
 from taskq.policy import ExecutionPolicy
 from taskq.tasks import Task
 from taskq.telemetry import get_logger
-from taskq.version import CAPABILITY_LEVEL, __version__
 from taskq.worker.admission import until_admitted
 from taskq.worker.claims import Claim, Counts
-from taskq.worker.complete import Outbox, make_end
-from taskq.worker.connection import DATABASE_ERRORS, Connection
+from taskq.worker.complete import make_end
 from taskq.worker.disposition import BodyEnd, ReleaseReason, decide
-from taskq.worker.exchange import Exchanger
-from taskq.worker.execute import Executor
-from taskq.worker.health import HealthServer, Vitals
-from taskq.worker.lease import LeaseKeeper, Progress, Renewal
-from taskq.worker.maintenance import Maintenance
+from taskq.worker.health import HealthServer
+from taskq.worker.lease import Renewal
 from taskq.worker.options import WorkerOptions
-from taskq.worker.policies import PolicyCache
+from taskq.worker.parts import build_parts
 from taskq.worker.process_pool import Launch
 from taskq.worker.process_tasks import check_findable, place_of
 from taskq.worker.publish import publish
 from taskq.worker.recycle import Recycler
-from taskq.worker.registration import Identity, Registration
 from taskq.worker.report import report
 from taskq.worker.shutdown import (
     EXIT_NOT_FLUSHED,
     EXIT_OK,
     EXIT_RECYCLED,
     EXIT_STUCK,
-    LAST_WORDS,
     SECOND_SIGNAL_AFTER,
-    Shutdown,
 )
-from taskq.worker.wake import Listener
 
 log = get_logger("worker")
 
@@ -107,18 +95,23 @@ class Worker:
         self._recycled = False
         self._first_stop: float | None = None
         self._reported_unknown: set[str] = set()
+        self._running: list[asyncio.Task[Any]] = []
         self.ready = asyncio.Event()
         """Set once the worker is registered and claims."""
 
     @property
     def has_abandoned(self) -> bool:
         """Whether bodies were left running that could not be stopped: the process must end at once."""
-        return hasattr(self, "_shutdown") and (self._shutdown.has_abandoned or self._executor.left_behind > 0)
+        return self._is_built and (self.parts.shutdown.has_abandoned or self.parts.executor.left_behind > 0)
 
     @property
     def worker_id(self) -> UUID | None:
         """The current registration."""
-        return self._registration.worker_id if hasattr(self, "_registration") else None
+        return self.parts.registration.worker_id if self._is_built else None
+
+    @property
+    def _is_built(self) -> bool:
+        return hasattr(self, "parts")
 
     def stop(self) -> None:
         """Drain and stop; called again at least a second later, stop at once. For signal handlers."""
@@ -168,160 +161,76 @@ class Worker:
             raise
 
     async def _run(self, health: HealthServer | None, signals: bool) -> int:
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         if signals:
             for sig in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(sig, self.stop)
         await until_admitted(
             lambda: asyncio.to_thread(migrate.check_compatible, self._dsn, self._schema), self._stop, self._dsn
         )
-        self._build()
-        try:
-            await self._boot()
-            if health is not None:
-                health.vitals = self._vitals()
-            code = await self._serve()
-            self._code = EXIT_RECYCLED if self._recycled and code == EXIT_OK else code
-            return self._code
-        except Exception:
-            if self._executor.busy:
-                log.exception("worker.failed", bodies=self._executor.busy)
-            raise
-        finally:
-            await self._close()
-            if signals:
-                for sig in (signal.SIGTERM, signal.SIGINT):
-                    loop.remove_signal_handler(sig)
-
-    # Building and booting -----------------------------------------------------------------------------------------
-
-    def _vitals(self) -> Vitals:
-        return Vitals(
-            progress=self._progress,
-            keeper=self._keeper,
-            exchanger=self._exchanger,
-            lease=self.options.lease,
-            tolerance=self.options.tolerance,
-        )
-
-    def _build(self) -> None:
-        options = self.options
-        self._loop = asyncio.get_running_loop()
-        self._sql = load("worker", self._schema)
-        self._progress = Progress()
-        # What is not answered within a lease is better asked anew: sent again, nothing happens twice.
-        patience = max(5.0, options.lease)
-        self._conn = Connection(
-            self._dsn,
-            "taskq exchange",
-            timeout=patience,
-            on_progress=self._progress.pool,
-            on_recovered=self._listen_now,
-        )
-        self._side = Connection(self._dsn, "taskq side", timeout=patience)
-        self._upkeep = Connection(self._dsn, "taskq maintenance", timeout=120)
-        self._outbox = Outbox(self._why_released)
         launch = Launch(
             app=self._app,
             tasks=tuple(map(place_of, self._in_processes)),
             dsn=self._dsn,
             schema=self._schema,
-            max_bodies=options.child_max_jobs,
-            max_memory=options.child_max_memory,
+            max_bodies=self.options.child_max_jobs,
+            max_memory=self.options.child_max_memory,
         )
-        self._executor = Executor(self._tasks, options.concurrency, self._ended, self._may_start, launch)
-        self._exchanger = Exchanger(
-            queries=self._sql,
-            conn=self._conn,
-            executor=self._executor,
-            outbox=self._outbox,
-            tasks=sorted(self._tasks),
-            queues=list(self._queues),
-            concurrency=options.concurrency,
-            poll_interval=options.poll_interval,
-            ping_every=min(PING_EVERY, options.tolerance / 4),
-            policies=PolicyCache(self._sql, self._tasks),
-            counts=self.counts,
-            on_lease_refused=self._lease_refused,
-        )
-        self._maintenance = Maintenance(
-            self._sql,
-            self._upkeep,
-            options.lease,
-            queues=self._queues,
-            tasks=sorted(self._tasks),
-            on_survey=self._surveyed,
-        )
-        self._registration = Registration(
-            identity=Identity(
-                name=options.name,
-                hostname=socket.gethostname(),
-                pid=os.getpid(),
-                queues=tuple(self._queues),
-                tasks=tuple(sorted(self._tasks)),
-                concurrency=options.concurrency,
-                capability_level=CAPABILITY_LEVEL,
-                version=__version__,
-                lease=options.lease,
-            ),
-            queries=self._sql,
-            conn=self._side,
-            executor=self._executor,
-            exchanger=self._exchanger,
-            outbox=self._outbox,
-            on_registered=self._registered,
-            on_drain=self._stop.set,
-        )
-        self._keeper = LeaseKeeper(
-            dsn=self._dsn,
-            query=self._sql["renew"],
-            lease=options.lease,
-            progress=self._progress,
-            tolerance=options.tolerance,
-            bodies=lambda: self._executor.busy,
-            on_renewed=self._from_thread_renewed,
-            on_expiring=lambda: self._from_thread(self._registration.expiring),
-        )
-        self._registration.keeper = self._keeper
-        self._shutdown = Shutdown(
-            queries=self._sql,
-            conn=self._side,
-            executor=self._executor,
-            exchanger=self._exchanger,
-            outbox=self._outbox,
-            registration=self._registration,
-            counts=self.counts,
-            grace=options.grace,
-            flush_within=max(5.0, options.lease),
-            on_abandoned=self._on_abandoned,
-        )
-        self._listener = Listener(
+        self.parts = build_parts(
+            self,
+            self._tasks,
+            self._queues,
             self._dsn,
             self._schema,
-            self._queues,
-            worker_id=lambda: self.worker_id,
-            on_wake=self._exchanger.notified,
-            on_cancel=self._cancel_requested,
+            self.options,
+            self.counts,
+            launch,
+            self._on_abandoned,
         )
-        self._background: list[asyncio.Task[None]] = []
+        try:
+            await self._boot()
+            if health is not None:
+                health.vitals = self.parts.vitals(self.options)
+            code = await self._serve()
+            self._code = EXIT_RECYCLED if self._recycled and code == EXIT_OK else code
+            return self._code
+        except Exception:
+            if self.parts.executor.busy:
+                log.exception("worker.failed", bodies=self.parts.executor.busy)
+            raise
+        finally:
+            if await self.parts.close(self._running, self._code, self._on_abandoned):
+                log.info(
+                    "worker.stopped",
+                    worker_id=self.worker_id,
+                    **{k: getattr(self.counts, k) for k in self.counts.__slots__},
+                )
+            if signals:
+                for sig in (signal.SIGTERM, signal.SIGINT):
+                    loop.remove_signal_handler(sig)
+
+    # Booting ------------------------------------------------------------------------------------------------------
 
     async def _boot(self) -> None:
         """Register and begin to claim, unless it is stopped before that."""
-        worker_id = await until_admitted(self._registration.register, self._stop, self._dsn)
-        await until_admitted(lambda: publish(self._sql, self._side, worker_id, self._tasks), self._stop, self._dsn)
-        self._keeper.start()
-        self._executor.start()
+        worker_id = await until_admitted(self.parts.registration.register, self._stop, self._dsn)
+        await until_admitted(
+            lambda: publish(self.parts.queries, self.parts.side, worker_id, self._tasks), self._stop, self._dsn
+        )
+        self.parts.keeper.start()
+        self.parts.executor.start()
         create = self._loop.create_task
-        self._main = create(self._exchanger.run(), name="taskq-exchange")
-        self._background = [
+        self._main = create(self.parts.exchanger.run(), name="taskq-exchange")
+        self._running = [
+            self._main,
             create(self._tick(), name="taskq-tick"),
-            create(self._maintenance.run(), name="taskq-maintenance"),
+            create(self.parts.maintenance.run(), name="taskq-maintenance"),
         ]
         if self.options.max_jobs or self.options.max_memory:
             recycler = Recycler(self.options, self.counts, self._recycle)
-            self._background.append(create(recycler.run(), name="taskq-recycle"))
+            self._running.append(create(recycler.run(), name="taskq-recycle"))
         if self.options.listen:
-            self._background.append(create(self._listener.run(), name="taskq-listen"))
+            self._running.append(create(self.parts.listener.run(), name="taskq-listen"))
         log.info(
             "worker.started",
             worker_id=worker_id,
@@ -333,19 +242,16 @@ class Worker:
         )
         self.ready.set()
 
-    def _registered(self, worker_id: UUID) -> None:
-        self._maintenance.worker_id = worker_id
-
     # While it runs --------------------------------------------------------------------------------------------------
 
     async def _serve(self) -> int:
         stop = self._loop.create_task(self._stop.wait())
-        stuck = self._loop.create_task(self._shutdown.until_stuck(), name="taskq-stuck")
+        stuck = self._loop.create_task(self.parts.shutdown.until_stuck(), name="taskq-stuck")
         try:
-            await asyncio.wait([stop, stuck, self._main, *self._background], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([stop, stuck, *self._running], return_when=asyncio.FIRST_COMPLETED)
             if stuck.done() and not stuck.cancelled() and stuck.exception() is None:
                 return stuck.result()
-            parts: list[asyncio.Task[Any]] = [stuck, self._main, *self._background]
+            parts: list[asyncio.Task[Any]] = [stuck, *self._running]
             for part in parts:
                 if part.done():
                     # A part never ends by itself: this is a defect of ours, and better a dead worker than a half one.
@@ -359,7 +265,7 @@ class Worker:
             await asyncio.gather(stop, stuck, return_exceptions=True)
 
     async def _until_drained(self) -> int:
-        drained = self._loop.create_task(self._shutdown.drain(self._force))
+        drained = self._loop.create_task(self.parts.shutdown.drain(self._force))
         try:
             await asyncio.wait([drained, self._main], return_when=asyncio.FIRST_COMPLETED)
             if not drained.done():
@@ -370,33 +276,35 @@ class Worker:
             drained.cancel()
             await asyncio.gather(drained, return_exceptions=True)
 
-    def _ended(self, claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> None:
-        if self._shutdown.is_abandoned(claim):
+    # What the parts tell -------------------------------------------------------------------------------------------
+
+    def body_ended(self, claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> None:
+        """Decide what the end of a body means, and keep that until it is confirmed."""
+        if self.parts.shutdown.is_abandoned(claim):
             return
         decided = decide(claim, policy, end)
         # Kept before it is told: whatever telling does, the body is not run again.
-        self._outbox.put(make_end(claim, decided))
-        self._exchanger.nudge()
+        self.parts.outbox.put(make_end(claim, decided))
+        self.parts.exchanger.nudge()
         report(self.counts, claim, decided)
 
-    def _why_released(self) -> ReleaseReason:
-        blocked = self._exchanger.is_blocked
+    def why_released(self) -> ReleaseReason:
+        """Why claims are handed back just now."""
+        blocked = self.parts.exchanger.is_blocked
         if blocked("lease") or blocked("registering"):
             return "lease"
         if blocked("draining"):
             return "shutdown"
         return "stopped" if blocked("stuck") else "stale"
 
-    def _may_start(self) -> bool:
-        return self._keeper.remaining > 0
-
     async def _tick(self) -> None:
         while True:
-            self._progress.loop()
+            self.parts.progress.loop()
             await asyncio.sleep(TICK)
 
-    def _surveyed(self, rows: list[Any]) -> None:
-        self._exchanger.suspects_wait(any(row["kind"] == "suspect" for row in rows))
+    def surveyed(self, rows: list[Any]) -> None:
+        """Look for suspects if there are any, and name each unknown task once."""
+        self.parts.exchanger.suspects_wait(any(row["kind"] == "suspect" for row in rows))
         for row in rows:
             if row["kind"] == "unknown_task" and row["name"] not in self._reported_unknown:
                 self._reported_unknown.add(row["name"])
@@ -420,65 +328,19 @@ class Worker:
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *args)
 
-    def _from_thread_renewed(self, renewal: Renewal) -> None:
-        self._from_thread(self._registration.renewed, renewal)
+    def renewed(self, renewal: Renewal) -> None:
+        """The lease was renewed; from the keeper's thread."""
+        self._from_thread(self.parts.registration.renewed, renewal)
 
-    def _listen_now(self) -> None:
-        self._listener.retry_now()
+    def expiring(self) -> None:
+        """The lease is about to end; from the keeper's thread."""
+        self._from_thread(self.parts.registration.expiring)
 
-    def _lease_refused(self) -> None:
-        self._keeper.renew_soon()
-
-    def _cancel_requested(self, worker_id: UUID, job_id: UUID, claim_epoch: int) -> None:
+    def cancel_requested(self, worker_id: UUID, job_id: UUID, claim_epoch: int) -> None:
+        """Interrupt a body that somebody wants cancelled."""
         if worker_id == self.worker_id:
-            self._executor.interrupt(job_id, "cancel", claim_epoch)
+            self.parts.executor.interrupt(job_id, "cancel", claim_epoch)
 
-    # The end --------------------------------------------------------------------------------------------------------
-
-    async def _close(self) -> None:
-        self._exchanger.close()
-        if self._shutdown.has_abandoned:
-            await self._close_at_once()
-            return
-        parts = [p for p in (getattr(self, "_main", None), *self._background) if p is not None]
-        # More than once: before Python 3.12 wait_for drops a cancellation that arrives with what it waited for.
-        while any(not part.done() for part in parts):
-            for part in parts:
-                part.cancel()
-            await asyncio.wait(parts, timeout=0.5)
-        await asyncio.gather(*parts, return_exceptions=True)
-        await self._registration.close()
-        await self._executor.close()
-        if self._executor.left_behind:
-            # Their claims stand, so the lease is kept: when it ends with the loop, the keeper ends the process.
-            log.critical("worker.bodies_left", bodies=self._executor.left_behind, exit_code=self._code)
-            if self._on_abandoned is not None:
-                self._on_abandoned(self._code)
-            return
-        with suppress(*DATABASE_ERRORS):
-            async with asyncio.timeout(LAST_WORDS):
-                await self._maintenance.resign()
-        if self._side.is_open:
-            await self._shutdown.say_goodbye()
-        if self._keeper.is_alive():
-            self._keeper.halt()
-            await asyncio.to_thread(self._keeper.join, LAST_WORDS)
-        for conn in (self._conn, self._side, self._upkeep):
-            await conn.close()
-        log.info(
-            "worker.stopped", worker_id=self.worker_id, **{k: getattr(self.counts, k) for k in self.counts.__slots__}
-        )
-
-    async def _close_at_once(self) -> None:
-        """Their jobs may start elsewhere soon: wait for nothing that a body or the database could hold up."""
-        parts = [self._main, *self._background]
-        for part in parts:
-            part.cancel()
-        if self._keeper.is_alive():
-            self._keeper.halt()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(AT_ONCE):
-                await self._executor.close(within=0)
-                await self._registration.close()
-                closing = (c.close() for c in (self._conn, self._side, self._upkeep))
-                await asyncio.gather(*parts, *closing, return_exceptions=True)
+    def drain(self) -> None:
+        """Stop as after SIGTERM, since an operator wants it."""
+        self._stop.set()

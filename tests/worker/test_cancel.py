@@ -242,4 +242,4 @@ async def test_a_thread_that_ends_soon_after_its_timeout_needs_no_exit(
         row = await until_status(aconn, job.id, "failed", within=5)
         assert "AttemptTimeout" in row["error"]
         assert await status_of(aconn, job.id) == "failed"
-        assert worker._exchanger.claiming
+        assert worker.parts.exchanger.claiming

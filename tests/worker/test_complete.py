@@ -25,14 +25,14 @@ pytestmark = pytest.mark.anyio
 
 def poison(worker: Worker, job: UUID, result: str) -> None:
     """Make the end of one job unstorable on its way into the outbox, behind all checks."""
-    put = worker._outbox.put
+    put = worker.parts.outbox.put
 
     def poisoned(end: End) -> None:
         if end.job_id == job:
             end.result = result
         put(end)
 
-    worker._outbox.put = poisoned  # type: ignore[method-assign]
+    worker.parts.outbox.put = poisoned  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -115,7 +115,7 @@ async def test_a_session_killed_before_its_commit_loses_no_end(
             gates.open()
             pid = await exchange_that_waits(aconn)
             await aconn.execute("select pg_terminate_backend($1)", pid)
-            await aeventually(lambda: not worker._exchanger.in_flight)
+            await aeventually(lambda: not worker.parts.exchanger.in_flight)
         await until_status(aconn, job.id, "succeeded", within=5)
         assert await outcomes(aconn, job.id) == ["succeeded"]
         assert worker.counts.fenced_out == 0
@@ -137,7 +137,7 @@ async def test_an_answer_lost_after_the_commit_is_no_second_end(
             gates.open()
             await aeventually(swallowed.is_set)
             await until_status(aconn, job.id, "succeeded", within=5)
-            await aeventually(lambda: not worker._outbox.pending)
+            await aeventually(lambda: not worker.parts.outbox.pending)
             assert await outcomes(aconn, job.id) == ["succeeded"]
             assert worker.counts.fenced_out == 0
             assert gates.reached == ["gate"]
@@ -159,7 +159,7 @@ async def test_an_end_is_sent_again_while_the_first_sending_is_still_in_progress
                 gates.open()
                 first = await exchange_that_waits(aconn)
                 way.cut()
-                await aeventually(lambda: not worker._exchanger.in_flight)
+                await aeventually(lambda: not worker.parts.exchanger.in_flight)
                 way.restore()
 
                 async def both_wait() -> bool:
@@ -171,7 +171,7 @@ async def test_an_end_is_sent_again_while_the_first_sending_is_still_in_progress
 
                 await aeventually(both_wait)
             await until_status(aconn, job.id, "succeeded", within=5)
-            await aeventually(lambda: not worker._outbox.pending)
+            await aeventually(lambda: not worker.parts.outbox.pending)
             assert await outcomes(aconn, job.id) == ["succeeded"]
             assert worker.counts.fenced_out == 0
 
@@ -193,8 +193,8 @@ async def test_a_full_disk_turns_no_success_into_a_failure(
         jobs = [await waits.enqueue(n) for n in range(5)]
         await gates.until_reached(times=5)
         gates.open()
-        await aeventually(lambda: worker._conn._failures >= 3)
-        assert worker._outbox.pending == 5
+        await aeventually(lambda: worker.parts.conn._failures >= 3)
+        assert worker.parts.outbox.pending == 5
         await aconn.execute("drop trigger full_disk on taskq.history")
         for n, job in enumerate(jobs):
             assert await job.result(timeout=6) == n

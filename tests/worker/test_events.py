@@ -204,6 +204,7 @@ def test_lines_are_json_whatever_the_fields_are() -> None:
     logger = logging.getLogger("taskq.fields")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logger.propagate = False  # A report that holds a lone surrogate cannot be sent from one process to another.
     fields: dict[str, Any] = {"level": 7, "time": "x", "process": 1, "n": float("nan"), "inf": -float("inf")}
     get_logger("fields").warning(
         "odd.one", **fields, text="a\nb\u2028\ud800\x00", name="n", msg="m", job_id=UUID(int=1)

@@ -167,8 +167,8 @@ async def test_an_answer_that_a_fault_swallows_was_committed(
             job = await work.succeeds.enqueue()
             await aeventually(lambda: fault.fired, BOUND)
             assert await aconn.fetchval("select status from taskq.history where id = $1", job.id) == "succeeded"
-            assert worker._outbox.holds(job.id, 1)
-            await aeventually(lambda: not worker._outbox.pending, BOUND)
+            assert worker.parts.outbox.holds(job.id, 1)
+            await aeventually(lambda: not worker.parts.outbox.pending, BOUND)
     assert await outcomes(aconn, job.id) == ["succeeded"]
     assert [e["connection"] for e in events.of("database.unavailable")] == ["taskq exchange"]
 
@@ -182,7 +182,7 @@ async def test_what_a_fault_rolls_back_was_not_committed(
             job = await work.succeeds.enqueue()
             await aeventually(lambda: fault.fired, BOUND)
             assert await aconn.fetchval("select status from taskq.jobs where id = $1", job.id) == "running"
-            assert worker._outbox.holds(job.id, 1)
+            assert worker.parts.outbox.holds(job.id, 1)
             await until_status(aconn, job.id, "succeeded")
     assert await outcomes(aconn, job.id) == ["succeeded"]
 

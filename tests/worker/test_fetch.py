@@ -236,10 +236,10 @@ async def test_jobs_that_wait_behind_long_bodies_are_handed_back(
     async with run_worker(concurrency=2) as worker:
         for job in await app.enqueue_many(quick.job() for _ in range(300)):
             await job.result(timeout=10)
-        assert worker._executor.mean_seconds < 0.02
+        assert worker.parts.executor.mean_seconds < 0.02
         await app.enqueue_many(long.job() for _ in range(4))
         await gates.until_reached(times=2)
-        await aeventually(lambda: worker._executor.waiting == 0 and worker.counts.released == 2)
+        await aeventually(lambda: worker.parts.executor.waiting == 0 and worker.counts.released == 2)
         gates.open()
         await gates.until_reached(times=4)
 

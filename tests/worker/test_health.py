@@ -155,7 +155,7 @@ async def test_a_worker_is_ready_while_it_claims_and_not_while_it_stops(
         await waits.enqueue()
         await gates.until_reached()
         worker.stop()
-        await aeventually(lambda: worker._exchanger.is_blocked("draining"))
+        await aeventually(lambda: worker.parts.exchanger.is_blocked("draining"))
         assert wrong(await ask_soon(port, "/ready")) == {"claiming"}
         assert wrong(await ask_soon(port, "/live")) == set()
         asyncio.get_running_loop().call_soon(gates.open)
@@ -206,7 +206,7 @@ async def test_a_worker_whose_row_is_gone_is_never_ready_until_it_has_another(
     # Neither a poll nor a renewal is due for long: only the question itself can find out.
     async with run_worker(health_port=0, lease=30, poll_interval=20, listen=False) as worker:
         port = port_of()
-        await aeventually(lambda: worker._exchanger._asleep and worker._exchanger._naps > 2)
+        await aeventually(lambda: worker.parts.exchanger._asleep and worker.parts.exchanger._naps > 2)
         assert wrong(await ask_soon(port, "/ready")) == set()
         for change in ("delete from taskq.workers", "update taskq.workers set status = 'lost', ended_at = now()"):
             first = worker.worker_id
@@ -257,8 +257,10 @@ async def test_a_dead_or_a_stuck_lease_thread_is_told(
         raise SystemExit
 
     async with run_worker(health_port=0, lease=60) as worker:
-        port, keeper = port_of(), worker._keeper
-        vitals = Vitals(progress=worker._progress, keeper=keeper, exchanger=worker._exchanger, lease=0.5, tolerance=1.5)
+        port, keeper = port_of(), worker.parts.keeper
+        vitals = Vitals(
+            progress=worker.parts.progress, keeper=keeper, exchanger=worker.parts.exchanger, lease=0.5, tolerance=1.5
+        )
         # Stuck in what it does with an answer, until the test lets it go.
         stuck, renewed = threading.Event(), keeper._on_renewed
         keeper._on_renewed = lambda _: stuck.wait(15) and None

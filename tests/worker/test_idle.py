@@ -57,8 +57,8 @@ async def test_an_idle_worker_that_leads_makes_few_statements(counting_server: S
         await asyncio.wait_for(worker.ready.wait(), 15)
         # All that is done once has been done: it leads, has made its first rounds, and has fallen asleep.
         assert await (await nothing.enqueue()).result(timeout=10) == 1
-        await aeventually(lambda: worker._maintenance.is_leader and worker._maintenance._retention_at > 0)
-        await aeventually(lambda: worker._exchanger._asleep and worker._exchanger._naps > 2)
+        await aeventually(lambda: worker.parts.maintenance.is_leader and worker.parts.maintenance._retention_at > 0)
+        await aeventually(lambda: worker.parts.exchanger._asleep and worker.parts.exchanger._naps > 2)
         await conn.execute("select pg_stat_statements_reset()")
         started = time.monotonic()
         await asyncio.sleep(SECONDS)

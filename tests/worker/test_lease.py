@@ -138,11 +138,11 @@ async def test_renewal_goes_on_after_a_renewal_that_got_no_answer(
     with proxy(dsn) as way:
         async with run_worker(to=way.dsn, lease=3) as worker:
             way.blackhole()
-            await aeventually(lambda: worker._keeper.remaining < 0.5)
+            await aeventually(lambda: worker.parts.keeper.remaining < 0.5)
             way.restore()
 
             async def renewed() -> bool:
-                return worker._keeper.remaining > 1.5
+                return worker.parts.keeper.remaining > 1.5
 
             await aeventually(renewed)
             await (await nothing.enqueue()).result(timeout=10)
@@ -194,9 +194,9 @@ async def test_a_worker_with_every_slot_taken_still_asks_whether_its_connection_
     async with run_worker(concurrency=1, tolerance=1, lease=1) as worker:
         job = await waits.enqueue()
         await gates.until_reached()
-        before = worker._progress.pool_at
-        await aeventually(lambda: worker._progress.pool_at > before + 2)
-        assert worker._keeper.remaining > 0
+        before = worker.parts.progress.pool_at
+        await aeventually(lambda: worker.parts.progress.pool_at > before + 2)
+        assert worker.parts.keeper.remaining > 0
         gates.open()
         await job.result(timeout=5)
 

@@ -277,12 +277,12 @@ async def test_a_slow_survey_is_made_apart(
         # Told of by surveys apart as well: the look itself asks for no queue then.
         await aeventually(lambda: worker._reported_unknown == {"default"})
         asked: list[object] = []
-        looks = worker._maintenance._conn.fetch
+        looks = worker.parts.maintenance._conn.fetch
 
         async def watched(query: str, *args: object) -> list[object]:
-            asked.append((query == worker._maintenance._sql["survey"], *args[-2:-1]))
+            asked.append((query == worker.parts.maintenance._sql["survey"], *args[-2:-1]))
             return await looks(query, *args)
 
-        worker._maintenance._conn.fetch = watched  # type: ignore[method-assign, assignment]
+        worker.parts.maintenance._conn.fetch = watched  # type: ignore[method-assign, assignment]
         await aeventually(lambda: (True, ["default"]) in asked and (False, []) in asked)
     assert events.of("duty.failed") == []

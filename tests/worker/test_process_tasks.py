@@ -55,7 +55,7 @@ async def comer(folder: Path, name: str = "here") -> int:
 
 
 def children(worker: Worker) -> list[int]:
-    return worker._executor._processes.pids
+    return worker.parts.executor._processes.pids
 
 
 async def ended(aconn: asyncpg.Connection, job: UUID) -> dict[str, Any]:
@@ -259,11 +259,11 @@ async def test_idle_children_end(run_worker: RunWorker, monkeypatch: pytest.Monk
 async def test_an_idle_child_that_was_killed_costs_no_attempt(run_worker: RunWorker, aconn: asyncpg.Connection) -> None:
     async with run_worker(concurrency=1, **SLOW) as worker:
         _, pid = await (await bodies.add.enqueue(1, 2)).result(timeout=LONG)
-        [child] = worker._executor._processes._idle
+        [child] = worker.parts.executor._processes._idle
         os.kill(pid, signal.SIGSTOP)
         job = await bodies.add.enqueue(1, 2)
         # Taken, and dead before it has begun.
-        await aeventually(lambda: child not in worker._executor._processes._idle)
+        await aeventually(lambda: child not in worker.parts.executor._processes._idle)
         os.kill(pid, signal.SIGKILL)
         assert (await job.result(timeout=LONG))[1] != pid
         assert await outcomes(aconn, job.id) == ["succeeded"]
@@ -279,7 +279,7 @@ async def test_bodies_end_within_the_grace_and_signals_to_children_are_ignored(
             os.kill(pid, number)
 
         async def open_once_draining() -> None:
-            await aeventually(lambda: worker._exchanger.is_blocked("draining"))
+            await aeventually(lambda: worker.parts.exchanger.is_blocked("draining"))
             (tmp_path / "gate").touch()
 
         opening = asyncio.create_task(open_once_draining())

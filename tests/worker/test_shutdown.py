@@ -46,7 +46,7 @@ async def test_claims_whose_answer_arrives_after_the_signal_are_handed_back(
             await aeventually(held.is_set)
             assert await status_of(aconn, job.id) == "running"
             worker.stop()
-            await aeventually(lambda: worker._exchanger.is_blocked("draining"))
+            await aeventually(lambda: worker.parts.exchanger.is_blocked("draining"))
             way.restore()
     assert ran == []
     assert await status_of(aconn, job.id) == "pending"
@@ -174,7 +174,7 @@ async def test_a_worker_that_an_operator_drains_lets_its_body_end_and_exits_in_g
         later = await waits.enqueue()
         await gates.until_reached()
         assert await aconn.fetchval("select taskq.drain($1, 'a new machine', 'ann')", worker.worker_id) == "requested"
-        await aeventually(lambda: worker._exchanger.is_blocked("draining"))
+        await aeventually(lambda: worker.parts.exchanger.is_blocked("draining"))
         assert await aconn.fetchval("select taskq.drain($1)", worker.worker_id) == "draining"
         gates.open()
         assert await asyncio.wait_for(running, 20) == 0

@@ -257,11 +257,11 @@ async def test_a_success_costs_no_log_line_and_no_statement_of_its_own(
         for job in await app.enqueue_many(nothing.job() for _ in range(100)):
             await job.result(timeout=10)
         events.records.clear()
-        before = worker._exchanger.started
+        before = worker.parts.exchanger.started
         jobs = await app.enqueue_many(nothing.job() for _ in range(2000))
         await jobs[-1].result(timeout=20)
         await aeventually(lambda: worker.counts.succeeded == 2100)
-        assert worker._exchanger.started - before < 400
+        assert worker.parts.exchanger.started - before < 400
         assert events.records == []
 
 
