@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -33,6 +34,11 @@ def refusal(call: Callable[[], Any], kind: type[BaseException]) -> BaseException
     except kind as exc:
         return exc
     return None
+
+
+def shown(value: object) -> str:
+    """The id of a parameter, the same in every process: sessions that share the tests must have them in common."""
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))[:40]
 
 
 def through_jsonb(conn: psycopg.Connection, texts: Sequence[str]) -> list[str]:

@@ -18,7 +18,7 @@ import msgspec
 import psycopg
 import pydantic
 import pytest
-from codec_kit import MISSING, canonical, codec, through_jsonb
+from codec_kit import MISSING, canonical, codec, shown, through_jsonb
 from servers import Server
 
 from taskq.codec import MAX_DEPTH, TaskCodec, decode_any
@@ -277,7 +277,7 @@ class Dropped(pydantic.BaseModel):
         (str, "x" * 5_000_000),
         (dict[str, str], {"z" * n: "v" for n in range(30)}),
     ],
-    ids=lambda value: repr(value)[:40],
+    ids=shown,
 )  # fmt: skip
 def test_values_come_back_equal_as_arguments_and_as_results(
     conn: psycopg.Connection, declared: Any, value: Any
@@ -313,7 +313,7 @@ class MyInt(int):
         (bytes, bytearray(b"x"), '"eA=="'),
         (tuple[int, str], Row(1, "a"), '[1, "a"]'),
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_equal_values_of_other_types_arrive_as_the_declared_type(
     conn: psycopg.Connection, declared: Any, value: Any, stored: str
@@ -365,7 +365,7 @@ def test_equal_values_of_other_types_arrive_as_the_declared_type(
         (dict[float, int], {float("nan"): 1}, "x[nan]"),
         (msgspec.Raw | None, None, MISSING),
     ],
-    ids=repr,
+    ids=shown,
 )  # fmt: skip
 def test_what_would_not_come_back_is_refused_with_its_path(declared: Any, value: Any, path: Any) -> None:
     if path is MISSING:
@@ -427,7 +427,7 @@ class Mixed(enum.Enum):
         "datetime.nothing",
         "Missing",
     ],
-    ids=repr,
+    ids=shown,
 )
 def test_types_that_can_never_be_read_are_refused_when_the_task_is_declared(declared: Any) -> None:
     def body(x: Any) -> None: ...
@@ -572,7 +572,7 @@ def test_deep_values_of_declared_types_have_the_same_limit() -> None:
         (Any, {1: 2}, r"result\[1\]: the key 1 is int"),
         (Any, "x" * (8 * 1024 * 1024), r"8388610 bytes as JSON, the limit is 8388608"),
     ],
-    ids=lambda value: repr(value)[:30],
+    ids=shown,
 )
 def test_results_that_would_not_come_back_say_why_and_that_the_body_has_run(
     declared: Any, value: Any, said: str
@@ -603,7 +603,7 @@ def test_without_an_annotation_results_are_kept_as_plain_json() -> None:
         ("payload", '{"x": ' + "[" * 200 + "]" * 200 + "}", '{"x": ' + "[" * 201 + "]" * 201 + "}", "the limit is 200"),
         ("payload", "{}", '{"x": "' + "x" * 8_388_608 + '"}', "has 8388617 bytes, the limit is 8388608"),
     ],
-    ids=lambda value: repr(value)[:20],
+    ids=shown,
 )
 def test_sql_callers_have_the_same_limits(dsn: str, column: str, fits: Any, too_much: Any, said: str) -> None:
     with psycopg.connect(dsn, autocommit=True) as own:
