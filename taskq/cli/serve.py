@@ -31,6 +31,10 @@ from taskq.worker.supervised import READY, WANTS_SUCCESSOR, Supervised
 
 __all__ = ["check_origin", "choose_database", "options_of", "run_worker"]
 
+log = get_logger("worker")
+
+KEEP_EVERY = 0.5
+"""Seconds between looks whether SIGTERM and SIGINT still reach the worker."""
 LEAVE_WITHIN = 0.5
 """Seconds for what is still to be flushed when the process is ended under bodies that cannot be stopped."""
 
@@ -136,7 +140,17 @@ def run_worker(
     recycle = None if link is None else partial(link.say, WANTS_SUCCESSOR)
     worker = Worker(app.tasks, dsn, app.schema, options, on_abandoned=leave, app=reference, on_recycle=recycle)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(_run(worker, app, dsn, link))
+        loop = runner.get_loop()
+        main = loop.create_task(_run(worker, app, dsn, link))
+        while True:
+            try:
+                return loop.run_until_complete(main)
+            except (SystemExit, KeyboardInterrupt, RuntimeError) as exc:
+                # A body has stopped the loop, or raised in a task or callback beside it what a loop lets out. The
+                # worker is as it was: whether it stops is for signals to say.
+                if main.done() or not worker.ready.is_set():
+                    raise
+                log.error("loop.interrupted", error=f"{type(exc).__name__}: {exc}", action="a body did this; going on")
 
 
 def _leave(code: int, at_exit: Callable[[], None] | None) -> NoReturn:
@@ -156,6 +170,7 @@ async def _run(worker: Worker, app: TaskQ, dsn: str, link: Supervised | None) ->
     for number in boot.SIGNALS:
         loop.add_signal_handler(number, worker.stop)
     boot.release()
+    keeping = loop.create_task(_keep_signals(worker), name="taskq-signals")
     telling = None if link is None else loop.create_task(_tell(worker, link))
     try:
         return await worker.run()
@@ -166,12 +181,29 @@ async def _run(worker: Worker, app: TaskQ, dsn: str, link: Supervised | None) ->
             raise ours from None
         raise DatabaseUnavailable(explain_connection_error(exc, dsn)) from None
     finally:
+        keeping.cancel()
         if telling is not None:
             telling.cancel()
         await app.close()
         if boot.is_held():
             # All is done; a signal that comes now must not change the exit code.
             signal.pthread_sigmask(signal.SIG_BLOCK, boot.SIGNALS)
+
+
+async def _keep_signals(worker: Worker) -> None:
+    """Take back what a body has taken: without its signals, a worker could not be stopped in good order."""
+    loop = asyncio.get_running_loop()
+    ours = {number: signal.getsignal(number) for number in boot.SIGNALS}
+    wakeup = signal.set_wakeup_fd(-1)
+    signal.set_wakeup_fd(wakeup)
+    while True:
+        await asyncio.sleep(KEEP_EVERY)
+        taken = [number for number, handler in ours.items() if signal.getsignal(number) != handler]
+        for number in taken:
+            loop.add_signal_handler(number, worker.stop)
+        if signal.set_wakeup_fd(wakeup) != wakeup or taken:
+            names = ",".join(signal.Signals(number).name for number in taken)
+            log.error("signals.taken", signals=names, action="taken back: a body had changed what they do")
 
 
 async def _tell(worker: Worker, link: Supervised) -> None:

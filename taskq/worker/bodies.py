@@ -13,6 +13,7 @@ from typing import Any
 from taskq import errors
 from taskq.tasks import Task
 from taskq.worker.disposition import BodyEnd, Raised, Returned
+from taskq.worker.forked import Home, end_awaiting_copy, end_copy
 from taskq.worker.running import Running
 
 
@@ -22,11 +23,13 @@ class Threads:
     Args:
         size: The most threads.
         loop: The worker's loop.
+        home: The worker's process.
     """
 
-    def __init__(self, size: int, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, size: int, loop: asyncio.AbstractEventLoop, home: Home) -> None:
         self._size = size
         self._loop = loop
+        self._home = home
         self._pool: ThreadPoolExecutor | None = None
 
     def run(
@@ -40,11 +43,15 @@ class Threads:
         def body() -> tuple[Any, BaseException | None]:
             threading.current_thread().name = f"taskq-body {task.name} {run.claim.job_id}"
             args = (run.context,) if task.takes_context else ()
+            value, error = None, None
             try:
-                return context.run(task.fn, *args, **kwargs), None
+                value = context.run(task.fn, *args, **kwargs)
             except BaseException as exc:
                 # Handed over as a value: a future refuses to hold StopIteration, and then never ends.
-                return None, exc
+                error = exc
+            if self._home.left:
+                end_copy(error)
+            return value, error
 
         return asyncio.wrap_future(self._pool.submit(body), loop=self._loop)
 
@@ -76,15 +83,26 @@ def self_cancelled(exc: BaseException) -> errors.TaskQError:
 
 
 @types.coroutine
-def drive(coro: Coroutine[Any, Any, Any], context: contextvars.Context) -> Generator[Any, Any, Any]:
-    """Run a body in a context of its own inside the current task; what it awaits is handed on to the loop unchanged."""
+def drive(coro: Coroutine[Any, Any, Any], context: contextvars.Context, home: Home) -> Generator[Any, Any, Any]:
+    """Run a body in a context of its own inside the current task; what it awaits is handed on to the loop unchanged.
+
+    In a copy of the worker's process that the body has made, what it does next ends that copy.
+    """
     error: BaseException | None = None
     value: Any = None
     while True:
         try:
             awaited = context.run(coro.send, value) if error is None else context.run(coro.throw, error)
         except StopIteration as stop:
+            if home.left:
+                end_copy(None)
             return stop.value
+        except BaseException as exc:
+            if home.left:
+                end_copy(exc)
+            raise
+        if home.left:
+            end_awaiting_copy()
         error = None
         try:
             value = yield awaited

@@ -63,6 +63,7 @@ class Child:
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
+        self._pid = os.getpid()
         self._sending = threading.Lock()
         self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self._context: ProcessContext | None = None
@@ -164,6 +165,9 @@ class Child:
                 reply = {"is": "stopped"} if self._stopping else _raised(self_cancelled(exc))
             else:
                 reply = _raised(exc)
+        if os.getpid() != self._pid:
+            # A copy that the body has made with os.fork: how the attempt ends is not for it to say.
+            os._exit(0 if reply["is"] == "returned" else 1)
         self._context = self._body = None
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):

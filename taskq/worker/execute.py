@@ -28,6 +28,7 @@ from taskq.telemetry import get_logger
 from taskq.worker.bodies import Threads, drive, returned, self_cancelled
 from taskq.worker.claims import Claim, Interrupt
 from taskq.worker.disposition import BodyEnd, Interrupted, Raised, Returned
+from taskq.worker.forked import Home
 from taskq.worker.leftovers import holders
 from taskq.worker.process_body import ProcessBody
 from taskq.worker.process_pool import Launch, ProcessPool
@@ -86,7 +87,8 @@ class Executor:
         """Start the consumers in the running loop."""
         self._loop = asyncio.get_running_loop()
         self._sweeper = Sweeper(self._loop, self.running, self.interrupt)
-        self._threads = Threads(self._concurrency, self._loop)
+        self._home = Home(self._loop)
+        self._threads = Threads(self._concurrency, self._loop, self._home)
         self._processes = ProcessPool(self._launch, self._concurrency)
         self._consumers = [
             self._loop.create_task(self._consume(n), name=f"taskq-consumer-{n}") for n in range(self._concurrency)
@@ -261,7 +263,7 @@ class Executor:
             elif task.is_async:
                 kwargs = task.codec.decode(claim.payload)
                 coro = task.fn(context, **kwargs) if task.takes_context else task.fn(**kwargs)
-                end = returned(task, await drive(coro, contextvars.copy_context()))
+                end = returned(task, await drive(coro, contextvars.copy_context(), self._home))
             else:
                 run.thread = True
                 end = returned(task, await self._in_thread(run, task, task.codec.decode(claim.payload)))
