@@ -151,7 +151,7 @@ async def test_an_unknown_task_is_left_alone_and_reported_once(
         await aeventually(lambda: events.of("task.unknown"))
         # Two more looks say nothing more.
         for _ in range(2):
-            await old._side.fetch("select 1")
+            await old.parts.side.fetch("select 1")
         assert await (await known.enqueue()).result(timeout=5) == 1
         assert await status_of(aconn, last.id) == "pending"
         assert [e["task"] for e in events.of("task.unknown")] == ["only_new"]

@@ -55,7 +55,7 @@ async def test_the_next_worker_leads_when_the_leader_leaves(
             return await leader_of(aconn) == second.worker_id
 
         await aeventually(second_leads)
-        await aeventually(lambda: second._maintenance.is_leader)
+        await aeventually(lambda: second.parts.maintenance.is_leader)
 
 
 async def test_a_worker_publishes_its_tasks_so_that_sql_can_enqueue_them(
@@ -110,7 +110,7 @@ async def test_a_suspect_runs_alone_and_the_others_go_on(
 
     @app.task(name="waits")
     async def waits(n: int) -> int:
-        beside.append(running._executor.busy)
+        beside.append(running.parts.executor.busy)
         await gates.wait(f"gate{n}")
         return n
 

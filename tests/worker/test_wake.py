@@ -253,6 +253,7 @@ async def test_a_success_costs_no_log_line_and_no_statement_of_its_own(
     @app.task
     async def nothing() -> None: ...
 
+    logging.getLogger("taskq").setLevel(logging.INFO)  # As it is by default; the fixture puts back what it was.
     async with run_worker(concurrency=50) as worker:
         for job in await app.enqueue_many(nothing.job() for _ in range(100)):
             await job.result(timeout=10)
