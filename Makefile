@@ -8,6 +8,10 @@ PG15 ?= /usr/lib/postgresql/15/bin
 PYTEST := $(BIN)/python -m pytest -q
 # Tests wait more than they compute, each session of them on a server of its own.
 JOBS ?= 2
+# What asks no server, or the embedded one whatever the version: run once.
+ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_cli_demo.py tests/test_typing.py \
+  tests/test_bounded_writes.py tests/test_policy.py tests/test_settings.py tests/test_codec_fuzz.py \
+  tests/worker/test_disposition.py
 # The modules that decide: every branch of them is run, those that refuse corrupt rows by forged rows.
 DECIDING := taskq/policy.py,taskq/transitions.py,taskq/worker/disposition.py,taskq/worker/lease.py,taskq/migrate/*
 
@@ -54,7 +58,7 @@ migrations: $(VENV)/.dev ## The migrations equal their manifest, and each guard 
 unit: $(VENV)/.dev pg15 ## Unit, integration and documentation tests on PostgreSQL 18 and 15
 	@mkdir -p build/coverage
 	TASKQ_TEST_PG=18 $(PYTEST) -n $(JOBS) --cov --cov-report= tests
-	TASKQ_TEST_PG=15 $(PYTEST) -n $(JOBS) tests
+	TASKQ_TEST_PG=15 $(PYTEST) -n $(JOBS) $(addprefix --ignore=,$(ONE_VERSION)) tests
 	$(MAKE) coverage
 
 coverage: ## What the last run of the unit tests left unrun: nothing where taskq decides, at most 5% in all
