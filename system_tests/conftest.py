@@ -91,7 +91,7 @@ class WorkerProcess:
         return self.log_file.read_text(errors="replace")
 
     def until_started(self) -> WorkerProcess:
-        eventually(lambda: self.process.poll() is None and "worker.started" in self.log, 20)
+        eventually(lambda: self.process.poll() is None and "worker.started" in self.log, 60)
         assert f"taskq imported from {ROOT / 'taskq'}" in self.log
         return self
 

@@ -14,6 +14,7 @@ from taskq import errors
 from taskq.db.dsn import describe_dsn
 from taskq.db.pools import connect_async
 from taskq.telemetry import get_logger
+from taskq.worker.forked import keep_from_copies
 from taskq.worker.points import WatchedExchange
 
 log = get_logger("worker")
@@ -144,6 +145,7 @@ class Connection:
                 conn.terminate()
                 raise
         self._conn = conn
+        keep_from_copies(conn)
         return conn
 
     def _drop(self) -> None:

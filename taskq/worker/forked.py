@@ -14,9 +14,11 @@ from contextlib import suppress
 from typing import NoReturn
 from weakref import WeakSet
 
+import asyncpg
+
 from taskq.errors import describe
 
-__all__ = ["EXIT_AWAITED", "Home", "end_awaiting_copy", "end_copy"]
+__all__ = ["EXIT_AWAITED", "Home", "end_awaiting_copy", "end_copy", "keep_from_copies"]
 
 EXIT_AWAITED = 70
 """The exit code of a copy that awaited something, which it cannot have."""
@@ -76,9 +78,21 @@ def _exit(code: int, said: str) -> NoReturn:
 
 
 _homes: WeakSet[Home] = WeakSet()
+_connections: WeakSet[asyncpg.Connection] = WeakSet()
+
+
+def keep_from_copies(conn: asyncpg.Connection) -> None:
+    """In copies of this process, the connection leads nowhere: the loop there must not read the worker's answers."""
+    _connections.add(conn)
 
 
 def _copied() -> None:
+    nowhere = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for conn in list(_connections):
+        with suppress(Exception):
+            if not conn.is_closed():
+                os.dup2(nowhere, conn._transport.get_extra_info("socket").fileno(), inheritable=False)
+    os.close(nowhere)
     for home in list(_homes):
         home.leave()
 
