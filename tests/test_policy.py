@@ -178,7 +178,9 @@ def test_the_nearest_layer_wins() -> None:
         ({"timeout": "soon"}, "timeout"),
         ({"timeout": 0}, "timeout"),
         ({"deadline": -1}, "deadline"),
+        ({"priority": 10**5000}, "priority is a int that cannot be shown"),
         ({"retry": 3}, "retry"),
+        ({"retry": 3, "max_attempts": 3}, "retry is 3"),
         ({"max_attempts": 0}, "max_attempts"),
         ({"max_recoveries": -1}, "max_recoveries"),
         ({"max_retry_afters": 1.5}, "max_retry_afters"),
@@ -194,6 +196,15 @@ def test_every_field_is_checked_and_named(layer: dict[str, Any], field: str) -> 
 def test_side_effecting_is_refused_until_it_can_be_kept() -> None:
     with pytest.raises(EffectClassUnsupported, match="idempotent"):
         resolve(PolicyLayer(effect_class="side_effecting"))
+
+
+def test_a_backoff_is_made_by_its_functions() -> None:
+    with pytest.raises(InvalidPolicy, match=r"retry\.backoff is 5; use exponential"):
+        Retry(backoff=5)  # type: ignore[arg-type]
+
+
+def test_a_layer_shows_what_it_leaves_to_others() -> None:
+    assert "queue='mail', priority=UNSET" in repr(PolicyLayer(queue="mail"))
 
 
 @pytest.mark.parametrize("wrong", [ValueError, "ValueError", [3], [int]])

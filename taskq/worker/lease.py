@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 import psycopg
@@ -40,13 +40,13 @@ log = get_logger("worker")
 EXIT_LEASE_LOST = 75
 """The process exits with this code when a body still ran as the lease ran out."""
 LONGEST_WAIT = 5.0
+# Where there is no such clock, as on macOS, suspended time goes uncounted.
+_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def boot_clock() -> float:
     """Seconds on a clock that never steps and counts the time that the machine was suspended."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+    return time.clock_gettime(_CLOCK)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ for that very job under that very code.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -269,6 +270,18 @@ def test_a_forged_violation_is_reported_for_its_job(
     assert {c for c, _ in found} == {code}
     if scope == "all":
         assert violations(conn, "live") == []
+
+
+def test_each_check_has_its_forgery(conn: Conn) -> None:
+    text = one(conn, "select prosrc from pg_proc where oid = 'taskq.check_invariants(text, timestamptz)'::regprocedure")
+    live, every = text.split("if scope = 'live' then", 1)
+    checks = {
+        (scope, code)
+        for scope, part in (("live", live), ("all", every))
+        for code in re.findall(r"(?:\bselect |\()\d+, '(\w+)',", part)
+    }
+    assert len(checks) > 10
+    assert {(scope, code) for code, _, _, scope in FORGERIES} == checks
 
 
 def test_a_reopening_that_lost_its_record_is_reported(conn: Conn, world: World) -> None:

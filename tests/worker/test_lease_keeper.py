@@ -1,0 +1,92 @@
+"""The lease thread by itself: answers that come too late, bodies that outlive the lease, and an end without a start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from helpers import eventually
+from proxy import proxy
+from sql import register
+
+from taskq.db.queries import load
+from taskq.worker.lease import EXIT_LEASE_LOST, LeaseKeeper, Progress, Renewal, boot_clock
+
+OUTLIVES = """\
+import sys
+from taskq.worker.lease import LeaseKeeper, Progress, boot_clock
+from uuid import UUID
+keeper = LeaseKeeper(dsn=sys.argv[1], query="", lease=1.0, progress=Progress(), tolerance=60.0,
+                     bodies=lambda: int(sys.argv[2]), on_renewed=print, on_expiring=lambda: print("expiring"))
+keeper.hold(UUID(int=1), boot_clock())
+keeper.start()
+keeper.join(1.5)
+keeper.halt()
+keeper.join()
+print("unharmed")
+"""
+NOBODY_ANSWERS = "postgresql://taskq@127.0.0.1:1/nothing"
+
+
+def keep(dsn: str, on_renewed: Callable[[Renewal], None], **values: Any) -> LeaseKeeper:
+    """A keeper of no body, with a lease that outlasts the test."""
+    whole: dict[str, Any] = {
+        "query": load("worker", "taskq")["renew"],
+        "lease": 60.0,
+        "progress": Progress(),
+        "tolerance": 60.0,
+        "bodies": lambda: 0,
+        "on_expiring": lambda: None,
+    }
+    return LeaseKeeper(dsn=dsn, on_renewed=on_renewed, **(whole | values))
+
+
+def test_an_answer_for_a_registration_that_was_replaced_is_left_alone(conn: psycopg.Connection, dsn: str) -> None:
+    first, second = register(conn), register(conn)
+    renewed: list[UUID] = []
+    with proxy(dsn) as way:
+        keeper = keep(way.dsn, lambda renewal: renewed.append(renewal.worker_id))
+        held = way.hold(answer="live")
+        keeper.hold(first, boot_clock())
+        keeper.start()
+        assert held.wait(30)
+        sent_at = boot_clock()
+        keeper.hold(second, sent_at)
+        way.restore()
+        eventually(lambda: renewed)
+        assert set(renewed) == {second}
+        assert keeper.answered_at >= sent_at
+        keeper.halt()
+        keeper.join(10)
+    assert not keeper.is_alive()
+
+
+def test_a_keeper_that_never_had_anything_to_renew_ends(dsn: str) -> None:
+    keeper = keep(dsn, lambda renewal: None)
+    keeper.start()
+    assert (keeper.holds, keeper.halted) == (False, False)
+    keeper.halt()
+    keeper.join(10)
+    assert keeper.halted
+    assert not keeper.is_alive()
+
+
+def outlive(bodies: int) -> subprocess.CompletedProcess[str]:
+    arguments = [sys.executable, "-c", OUTLIVES, NOBODY_ANSWERS, str(bodies)]
+    return subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=60)
+
+
+def test_a_body_that_runs_on_without_a_lease_takes_the_process_with_it() -> None:
+    done = outlive(bodies=1)
+    assert done.returncode == EXIT_LEASE_LOST, done.stderr
+    # What was said before is not lost with the process.
+    assert done.stdout == "expiring\n"
+
+
+def test_a_process_without_bodies_outlives_its_lease() -> None:
+    done = outlive(bodies=0)
+    assert (done.returncode, done.stdout) == (0, "expiring\nunharmed\n"), done.stderr
