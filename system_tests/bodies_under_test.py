@@ -254,10 +254,11 @@ async def cancels_all() -> None:
 
 
 def fork() -> bool:
-    """Whether this is the child."""
+    """Whether this is the child, which gets five seconds."""
     if pid := os.fork():
         os.waitpid(pid, 0)
         return False
+    signal.alarm(5)
     return True
 
 
