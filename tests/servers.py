@@ -115,6 +115,7 @@ def serve(
             "unix_socket_directories": str(sockets),
             "port": "5432",
             "max_connections": "200",
+            "max_prepared_transactions": "4",
             "timezone": "UTC",
             "max_wal_size": "4GB",
             "autovacuum_naptime": "5s",

@@ -179,8 +179,8 @@ class Sentry:
             return
         with conn.cursor(row_factory=class_row(Blocker)) as cursor:
             blockers = cursor.execute(_BLOCKERS, {"pid": seen.pid}).fetchall()
-        if blockers:
-            watch.wanted, watch.blockers = seen.wanted, blockers
+        # A look in between two holders finds nobody: what was seen before stays.
+        watch.wanted, watch.blockers = seen.wanted or watch.wanted, blockers or watch.blockers
         watch.waited += min(0.1, watch.limit / 4) + time.monotonic() - began
         if watch.waited >= watch.limit:
             with self._lock:
