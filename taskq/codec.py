@@ -149,11 +149,12 @@ class TaskCodec:
             return self._call(self._decoder.decode(payload))
         except Exception as exc:
             said, path = _said(exc)
-            where = f"{path}: " if path else ""
+            reason = f"{path}: {said}" if path else said
             raise PayloadMisfit(
-                f"{where}{said}; the stored arguments do not fit the parameters of {self._name} as this process has "
-                "it: they were enqueued for another version of it, or by hand",
+                f"{reason}; the stored arguments do not fit the parameters of {self._name} as this process has it: "
+                "they were enqueued for another version of it, or by hand",
                 path=path,
+                reason=reason,
             ) from exc
 
     def encode_result(self, value: Any) -> str:

@@ -221,7 +221,15 @@ class PayloadError(TaskQError, TypeError):
 
 
 class PayloadMisfit(PayloadError):
-    """Stored arguments do not fit the task as this process has it: another version of it, or a hand, enqueued them."""
+    """Stored arguments do not fit the task as this process has it: another version of it, or a hand, enqueued them.
+
+    Attributes:
+        reason: What does not fit, with its path.
+    """
+
+    def __init__(self, message: str, *, path: str = "", reason: str = "") -> None:
+        super().__init__(message, path=path)
+        self.reason = reason
 
 
 class JobNotSucceeded(TaskQError):

@@ -176,12 +176,12 @@ def test_the_flag_wins_over_the_apps_own_database(cli: Cli, conn: psycopg.Connec
 def test_enqueue_through_the_app_checks_the_arguments(cli: Cli, conn: psycopg.Connection) -> None:
     shop = f"{module(cli, SHOP)}:app"
     for payload, said in (
-        ('{"a": "x"}', "a: Expected `int`"),
+        ('{"a": "x"}', "parameters of add: a: Expected `int`"),
         ("{}", "parameters of add: Object missing required field `a`"),
         ('{"a": 1, "c": 2}', "parameters of add: Object contains unknown field `c`"),
     ):
         done = cli("enqueue", "add", payload, "--app", shop)
-        assert (done.code, said in done.err) == (2, True), done
+        assert (done.code, said in done.err, "stored" in done.err) == (2, True, False), done
     for args in (["enqueue", "add", "--queue", "x y"], ["enqueue", "add", "--queue", "x y", "--app", shop]):
         done = cli(*args)
         assert (done.code, done.err.count("\n")) == (2, 1)

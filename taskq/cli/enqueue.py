@@ -113,7 +113,7 @@ def _through_app(
     from taskq.cli.apps import load_app
     from taskq.cli.database import open_database
     from taskq.cli.serve import choose_database
-    from taskq.errors import PayloadError
+    from taskq.errors import PayloadError, PayloadMisfit
     from taskq.settings import load
 
     settings = load(require_dsn=False, app=reference, dsn=dsn, schema=schema)
@@ -121,6 +121,8 @@ def _through_app(
     task = app.get_task(name)
     try:
         arguments = task.codec.decode(payload)
+    except PayloadMisfit as exc:
+        raise typer.BadParameter(f"the payload does not fit the parameters of {name}: {exc.reason}") from None
     except PayloadError as exc:
         raise typer.BadParameter(str(exc)) from None
     chosen = choose_database(app, settings)
