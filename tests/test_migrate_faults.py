@@ -16,6 +16,7 @@ from taskq import migrate
 from taskq.db.dsn import parse_dsn
 from taskq.errors import MigrationError, MigrationFailed, MigrationLocked
 from taskq.migrate import records
+from taskq.migrate.__main__ import main as manifest_command
 from taskq.migrate.sentry import Sentry
 
 INDEX = {
@@ -327,3 +328,11 @@ def test_a_database_that_nobody_can_reach_is_told_in_a_line() -> None:
 
     with pytest.raises(DatabaseUnavailable, match='host "127.0.0.1", port 1, database "x": nothing answers'):
         records.connect("postgresql://taskq@127.0.0.1:1/x")
+
+
+def test_the_manifest_command_freezes_and_agrees(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_folder(tmp_path, SIMPLE)
+    make_folder(tmp_path, INDEX, frozen=False)
+    assert manifest_command(["freeze", str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"frozen: {name}" for name in INDEX]
+    assert manifest_command(["check", str(folder)]) == 0
