@@ -7,6 +7,7 @@ declare
   v_parent text;
   v_day date;
   v_name text;
+  v_found regclass;
   v_made integer := 0;
   v_from date := coalesce(p_from, ({{schema}}.now() at time zone 'UTC')::date - 1);
   v_to date;
@@ -17,10 +18,14 @@ begin
   foreach v_parent in array array['history', 'ledger'] loop
     for v_day in select d::date from generate_series(v_from::timestamp, v_to::timestamp, interval '1 day') d loop
       v_name := v_parent || '_' || to_char(v_day, 'YYYYMMDD');
-      continue when to_regclass(format('%I.%I', '{{schema}}', v_name)) is not null;
+      v_found := to_regclass(format('%I.%I', '{{schema}}', v_name));
+      -- One that was detached by hand is put back, or no job could end on that day; one of a past day may stay where it is.
+      continue when v_found is not null and (v_day < ({{schema}}.now() at time zone 'UTC')::date or exists (select from pg_inherits i where i.inhrelid = v_found));
       -- CREATE and ATTACH: PARTITION OF would lock the parent against all readers and writers.
-      execute format('create table %1$I.%2$I (like %1$I.%3$I including defaults including constraints including comments)', '{{schema}}', v_name, v_parent);
-      execute format('comment on table %I.%I is %L', '{{schema}}', v_name, v_parent || ' of ' || v_day || ' (UTC)');
+      if v_found is null then
+        execute format('create table %1$I.%2$I (like %1$I.%3$I including defaults including constraints including comments)', '{{schema}}', v_name, v_parent);
+        execute format('comment on table %I.%I is %L', '{{schema}}', v_name, v_parent || ' of ' || v_day || ' (UTC)');
+      end if;
       execute format('alter table %1$I.%2$I attach partition %1$I.%3$I for values from (%4$L) to (%5$L)',
         '{{schema}}', v_parent, v_name, v_day::timestamptz, (v_day + 1)::timestamptz);
       v_made := v_made + 1;
@@ -36,7 +41,8 @@ create function {{schema}}.ensure_today() returns void
 declare
   v_day text := to_char({{schema}}.now() at time zone 'UTC', 'YYYYMMDD');
 begin
-  if to_regclass(format('%I.%I', '{{schema}}', 'history_' || v_day)) is null or to_regclass(format('%I.%I', '{{schema}}', 'ledger_' || v_day)) is null then
+  if (select count(*) from pg_inherits i where i.inhrelid in (
+        to_regclass(format('%I.%I', '{{schema}}', 'history_' || v_day)), to_regclass(format('%I.%I', '{{schema}}', 'ledger_' || v_day)))) < 2 then
     perform {{schema}}.ensure_partitions();
   end if;
 end $$;

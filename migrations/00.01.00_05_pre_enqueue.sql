@@ -70,6 +70,11 @@ begin
      or (p_idempotency_key is not null and coalesce(array_length(p_idempotency_key, 1), 0) <> v_n) then
     raise exception using errcode = 'WF009', message = 'the arrays of enqueue_many differ in length', hint = 'Give each job a spec, a payload and, where keys are used, a key or null.';
   end if;
+  -- Elements are named by their place: an array that counts otherwise would give jobs the keys of others.
+  if v_n > 0 and ((array_lower(p_spec, 1), array_lower(p_payload, 1), coalesce(array_lower(p_unique_key, 1), 1), coalesce(array_lower(p_idempotency_key, 1), 1)) <> (1, 1, 1, 1)
+     or greatest(array_ndims(p_spec), array_ndims(p_payload), array_ndims(p_unique_key), array_ndims(p_idempotency_key)) > 1) then
+    raise exception using errcode = 'WF009', message = 'the arrays of enqueue_many do not count from 1 in one dimension', hint = 'Build them with array[...] or array_agg.';
+  end if;
   if jsonb_typeof(p_specs) is distinct from 'array' or exists (
        select from unnest(p_spec) as o(spec) where o.spec is null or o.spec not between 1 and jsonb_array_length(p_specs)) then
     raise exception using errcode = 'WF009', message = 'a job of enqueue_many names a spec that is not there',

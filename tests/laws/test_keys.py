@@ -325,3 +325,21 @@ def test_a_key_held_by_a_job_that_is_only_repeated_in_the_batch_is_a_conflict(co
         enqueue_many(conn, 2, unique=[None, "k"], idempotency=["i", None], on_conflict="raise")
     assert refusal.value.sqlstate == "WF007"
     assert detail(refusal.value)["job_id"] == str(old)
+
+
+@pytest.mark.parametrize("which", range(4), ids=["spec", "payload", "unique key", "idempotency key"])
+@pytest.mark.parametrize("form", ["[0:1]={{{}}}", "[2:3]={{{}}}", "{{{{{}}}}}"], ids=["from 0", "from 2", "nested"])
+def test_an_array_that_does_not_count_from_one_gives_no_job_the_key_of_another(
+    conn: Conn, form: str, which: int
+) -> None:
+    one_of_each: tuple[Any, ...] = ([1, 1], ["{}", "{}"], ["a", "b"], ["a", "b"])
+    texts = ("1,1", '"{}","{}"', "a,b", "a,b")
+    given = list(one_of_each)
+    given[which] = form.format(texts[which])
+    if form.startswith("{"):
+        # As many as are told by the length of the first dimension.
+        given = [value if n == which else value[:1] for n, value in enumerate(given)]
+    spec = {"task": "t", "queue": "q", "max_attempts": 1, "effect_class": "pure", "policy_id": policy(conn)}
+    query = "select * from taskq.enqueue_many(%s, %s::integer[], %s::text[], %s::text[], %s::text[])"
+    assert refused(conn, query, Jsonb([spec]), *given) == "WF009"
+    assert one(conn, "select count(*) from taskq.jobs") == 0

@@ -76,6 +76,33 @@ def test_an_end_without_its_partition_is_refused_changes_nothing_and_is_cured(co
     assert violations(conn) == []
 
 
+@pytest.mark.parametrize("parent", ["history", "ledger"])
+def test_a_partition_that_was_detached_by_hand_is_put_back_with_what_it_holds(conn: Conn, parent: str) -> None:
+    worker, job = running(conn)
+    end(conn, worker, End(job, 1, "retry"))
+    make_due(conn, job)
+    claim_one(conn, worker)
+    end(conn, worker, End(job, 2))
+    for n in (-1, 0, 3):
+        day = one(conn, "select to_char((now() at time zone 'UTC')::date + %s, 'YYYYMMDD')", n)
+        conn.execute(f"alter table taskq.{parent} detach partition taskq.{parent}_{day}")
+    before = days(conn, parent)
+    assert one(conn, "select taskq.ensure_partitions()") == 2
+    # That of yesterday needs no end any more: whoever took it away may have meant it.
+    assert len(days(conn, parent)) == len(before) + 2
+    assert one(conn, "select count(*) from taskq.attempts where job_id = %s", job) == 2
+    assert violations(conn) == []
+
+
+@pytest.mark.parametrize("parent", ["history", "ledger"])
+def test_what_operators_call_puts_back_the_partition_of_today(conn: Conn, parent: str) -> None:
+    job = enqueue(conn)
+    day = one(conn, "select to_char((now() at time zone 'UTC')::date, 'YYYYMMDD')")
+    conn.execute(f"alter table taskq.{parent} detach partition taskq.{parent}_{day}")
+    assert cancel(conn, job) == "cancelled"
+    assert f"{parent}_{day}" in [row["name"] for row in rows(conn, "select name from taskq.partitions")]
+
+
 def expire(conn: Conn) -> list[str]:
     """Drop all that retention drops; give the names."""
     dropped: list[str] = []
