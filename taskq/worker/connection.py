@@ -76,8 +76,18 @@ class Connection:
         self.on_open: Callable[[asyncpg.Connection], Any] | None = None
         """Awaited with each connection that was opened, before it is used."""
 
-    async def fetch(self, query: str, *args: Any, through: WatchedExchange | None = None) -> list[Any]:
-        """Run one statement, ``through`` whoever watches it; errors of database and connection are the caller's."""
+    async def fetch(
+        self, query: str, *args: Any, through: WatchedExchange | None = None, recovers: bool = True
+    ) -> list[Any]:
+        """Run one statement; errors of database and connection are the caller's.
+
+        Args:
+            query: The statement.
+            *args: Its arguments.
+            through: Whoever watches it.
+            recovers: Whether an answer means that all is well again; False for one that is asked only because another
+                statement failed, which would be tried again without a pause.
+        """
         async with self._lock:
             conn = self._conn
             if conn is None or conn.is_closed():
@@ -92,7 +102,7 @@ class Connection:
                 if not isinstance(exc, asyncpg.PostgresError) or is_connection_failure(exc) or conn.is_closed():
                     self._drop()
                 raise
-        if self._failures:
+        if self._failures and recovers:
             self._failures = 0
             self._on_recovered()
         self._on_progress()

@@ -44,7 +44,9 @@ class Resender:
     async def settle_missed(self, end: End) -> None:
         """An end changed no row: read what stands on record, in a new statement, and learn whose it is."""
         try:
-            rows = await self._conn.fetch(self._sql["attempt_record"], end.job_id, end.claim_epoch, end.worker_id)
+            rows = await self._conn.fetch(
+                self._sql["attempt_record"], end.job_id, end.claim_epoch, end.worker_id, recovers=False
+            )
         except DATABASE_ERRORS as exc:
             self._outbox.again([end])
             await self._conn.pause_after_failure(exc)
@@ -82,7 +84,7 @@ class Resender:
         if partition_is_missing(exc):
             self._outbox.again(batch)
             try:
-                [made] = await self._conn.fetch(self._sql["ensure_partitions"])
+                [made] = await self._conn.fetch(self._sql["ensure_partitions"], recovers=False)
             except DATABASE_ERRORS as again:
                 await self._conn.pause_after_failure(again)
             else:

@@ -100,6 +100,37 @@ async def test_an_end_that_finds_no_partition_makes_one(
         assert await aconn.fetchval("select count(*) from taskq.partitions where parent = 'history'") > 1
 
 
+async def test_an_end_whose_partition_cannot_be_made_is_tried_again_with_growing_pauses(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, events: Events
+) -> None:
+    @app.task
+    async def waits() -> int:
+        await gates.wait()
+        return 1
+
+    async def look() -> Any:
+        return len(events.of("database.refused")) >= 3
+
+    async with run_worker():
+        job = await waits.enqueue()
+        await gates.until_reached()
+        await aconn.execute(
+            "alter function taskq.ensure_partitions rename to made_before;"
+            "create function taskq.ensure_partitions() returns integer language sql as 'select 0'"
+        )
+        for name in await aconn.fetch("select name from taskq.partitions where parent = 'history'"):
+            await aconn.execute(f"drop table taskq.{name['name']}")
+        gates.open()
+        await aeventually(look)
+        assert [event["failures"] for event in events.of("database.refused")][:3] == [1, 2, 3]
+        await aconn.execute(
+            "drop function taskq.ensure_partitions();"
+            "alter function taskq.made_before rename to ensure_partitions;"
+            "select taskq.ensure_partitions()"
+        )
+        assert await job.result(timeout=10) == 1
+
+
 async def test_a_session_killed_before_its_commit_loses_no_end(
     app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, dsn: str
 ) -> None:
