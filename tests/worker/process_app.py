@@ -99,6 +99,12 @@ async def blocks_its_loop(folder: str) -> None:
 
 
 @app.task(process=True, max_attempts=1)
+async def sleeps(folder: str) -> None:
+    come(folder)
+    await asyncio.sleep(BOUND)
+
+
+@app.task(process=True, max_attempts=1)
 def waits(folder: str, name: str = "here") -> int:
     come(folder, name)
     until_open(folder)
