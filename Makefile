@@ -14,7 +14,7 @@ ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_cli_demo.py 
   tests/worker/test_disposition.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint format types migrations unit coverage system-test system-test-long prove-laws bench test-lowest test-python test-wheel clean
+.PHONY: help install demo test check lint format types migrations unit coverage system-test system-test-long prove-laws bench bench-full test-lowest test-python test-wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -81,8 +81,11 @@ system-test-long: $(VENV)/.dev ## The same, with outages as long as in life (two
 prove-laws: $(VENV)/.dev ## Take away each guard of the laws and show the test that turns red (about ten minutes)
 	$(BIN)/python tools/prove_laws.py
 
-bench: $(VENV)/.dev ## Measure taskq alone on this machine (some minutes); writes benchmarks/results/latest.json
-	$(BIN)/python -m benchmarks.run
+bench: $(VENV)/.dev ## Measure taskq beside its peers (under ten minutes on a quiet machine, the first time some more)
+	$(BIN)/python -m benchmarks --form short
+
+bench-full: $(VENV)/.dev ## The same in full: more rounds, processes and measures (about two hours, 20 GB of disk)
+	$(BIN)/python -m benchmarks --form full
 
 test-lowest: ## The tests on the lowest versions that pyproject.toml admits, in a venv of their own
 	$(PYTHON) tools/lowest.py .venv-lowest

@@ -1,1 +1,4 @@
-"""Measurements of taskq; figures are for comparing within one run on one machine, never a test."""
+"""taskq and its peers, measured side by side in one run; figures are for comparing within that run, never a test.
+
+``peers`` has an adapter for each system, ``harness`` runs them. ``python -m benchmarks`` is the command.
+"""
