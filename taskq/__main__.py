@@ -15,6 +15,9 @@ def main() -> None:
         from taskq.cli import main as run
 
         run()
+    except KeyboardInterrupt:  # while the command is still being loaded, which can answer it from then on
+        sys.stderr.write("interrupted\n")
+        sys.exit(130)
     except boot.StoppedAtBoot:
         sys.stderr.write("stopped while starting\n")
         sys.exit(0)

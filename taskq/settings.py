@@ -143,6 +143,8 @@ def check_schema(name: str) -> str:
     Raises:
         ConfigurationError: it cannot; roles and indexes are named after it, so quoting would not help.
     """
+    if not isinstance(name, str):
+        raise ConfigurationError(f"the schema's name is of type {type(name).__name__}; give a text")
     if not re.fullmatch(r"[a-z_][a-z0-9_]{0,39}", name) or name.startswith("pg_") or name == "information_schema":
         raise ConfigurationError(
             f"{name[:60]!r} cannot be the schema's name; take lower-case letters, digits and _, beginning with a "
@@ -244,12 +246,10 @@ def _processes(raw: Any) -> int:
 
 def _size(raw: Any) -> int:
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", str(raw).strip().lower())
-    size = (
-        0 if found is None or isinstance(raw, bool) else int(float(found[1]) * 1024 ** " kmgt".index(found[2] or " "))
-    )
-    if size < 1024**2:
-        raise ConfigurationError(f"{raw!r} is not a size of at least 1M; write bytes, or a number with K, M, G or T")
-    return size
+    size = 0 if found is None or isinstance(raw, bool) else float(found[1]) * 1024 ** " kmgt".index(found[2] or " ")
+    if not 1024**2 <= size <= 1024**5:
+        raise ConfigurationError(f"{raw!r} is no size from 1M to 1024T; write bytes, or a number with K, M, G or T")
+    return int(size)
 
 
 def _choice(*allowed: str) -> Callable[[Any], str]:

@@ -84,6 +84,42 @@ def test_a_database_that_was_not_migrated(cli: Cli, empty_dsn: str, name: str) -
     assert "taskq migrate up" in done.err + done.out or name == "migrate status"
 
 
+@pytest.fixture
+def stranger(conn: psycopg.Connection) -> Iterator[str]:
+    """The name of a role that may log in and do nothing else."""
+    role = f"stranger_{os.getpid()}"
+    conn.execute(f"create role {role} login")
+    yield role
+    conn.execute(f"drop owned by {role}")
+    conn.execute(f"drop role {role}")
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_DATABASE if name != "doctor"])
+def test_users_who_may_not_do_it(cli: Cli, stranger: str, name: str) -> None:
+    done = cli(*line(name, "--dsn", cli.dsn.replace("//taskq@", f"//{stranger}@")))
+    assert (done.code, done.out) == (1, ""), done
+    assert "permission denied" in done.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("role", "args"),
+    [
+        ("producer", ["worker", "shop:app"]),
+        ("reader", ["enqueue", "add", '{"a": 1}', "--app", "shop:app"]),
+        ("operator", ["enqueue", "add", '{"a": 1}', "--app", "shop:app"]),
+    ],
+)
+def test_users_who_may_do_other_things(
+    cli: Cli, conn: psycopg.Connection, stranger: str, role: str, args: list[str]
+) -> None:
+    conn.execute(f"grant taskq_{role} to {stranger}")
+    done = cli(*args, "--dsn", cli.dsn.replace("//taskq@", f"//{stranger}@"))
+    assert (done.code, done.out) == (1, ""), done
+    said = done.err.splitlines()[-1]
+    assert said.startswith("error: the database's user may not do this (permission denied for function ")
+    assert f"the role taskq_{'worker' if args[0] == 'worker' else 'producer'} to that user" in said
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_flags_that_do_not_exist_and_arguments_that_are_no_text(cli: Cli, name: str) -> None:
     done = cli(*line(name, "--no-such-flag"))
@@ -280,3 +316,28 @@ def test_a_worker_never_shows_its_password(cli: Cli, pg_server: object) -> None:
     fine = cli("doctor", "--dsn", f"postgresql://taskq:{encoded}@{where}", "--json")
     assert fine.code in {0, 1}
     assert "p@s" not in fine.out + fine.err
+
+
+@pytest.mark.parametrize("size", ["9" * 400, "9" * 300 + "T", "2000T", "0"])
+def test_sizes_that_no_memory_has(cli: Cli, size: str) -> None:
+    done = cli("worker", "shop:app", "--max-memory", size)
+    assert (done.code, done.out, done.err.count("\n")) == (2, "", 1)
+    assert "is no size from 1M to 1024T" in done.err
+
+
+def test_ctrl_c_while_the_command_is_loaded(cli: Cli) -> None:
+    code = """
+import sys
+class Interrupts:
+    def find_spec(self, name, *_):
+        if name == "taskq.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+sys.argv = ["taskq", "jobs", "list"]
+from taskq.__main__ import main
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=clean_environ(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

@@ -23,7 +23,18 @@ from taskq.errors import InvalidDuration, InvalidPolicy, TaskQError
 from taskq.policy import check_name
 from taskq.settings import load
 
-__all__ = ["Busy", "Database", "actor", "instant", "job_id", "moment", "open_database", "queue_name"]
+__all__ = [
+    "Busy",
+    "Database",
+    "actor",
+    "in_words",
+    "instant",
+    "job_id",
+    "moment",
+    "not_allowed",
+    "open_database",
+    "queue_name",
+]
 
 LIST_TIMEOUT = "30s"
 """A list that takes longer is given up: it would read a large part of history for a few rows."""
@@ -37,6 +48,40 @@ _ROLES = {
 
 class Busy(TaskQError):
     """Others were in the way, in a lock or a deadlock: the same may succeed in a moment."""
+
+
+@contextmanager
+def in_words(schema: str, role: str) -> Iterator[None]:
+    """Say in words what the driver raises in the block and is no refusal of taskq's own.
+
+    Args:
+        schema: The schema of taskq.
+        role: What the block needs, by the suffix of the role that gives it.
+
+    Raises:
+        TaskQError: The database refuses, or cannot do it.
+    """
+    try:
+        yield
+    except psycopg.errors.QueryCanceled:
+        raise TaskQError(f"the database took longer than {LIST_TIMEOUT}; ask for less, with --since") from None
+    except psycopg.errors.InsufficientPrivilege as exc:
+        raise not_allowed(exc.diag.message_primary, f"{schema}_{role}") from None
+    except (
+        psycopg.errors.LockNotAvailable,
+        psycopg.errors.DeadlockDetected,
+        psycopg.errors.SerializationFailure,
+    ) as exc:
+        raise Busy(f"others are at work on the same rows ({exc.diag.message_primary}); try again") from None
+    except psycopg.Error as exc:
+        raise TaskQError(f"the database refused: {exc.diag.message_primary or exc}") from None
+
+
+def not_allowed(said: object, role: str) -> TaskQError:
+    """The error for a user of the database who lacks a privilege that a role gives."""
+    return TaskQError(
+        f"the database's user may not do this ({said}); let somebody who may grant the role {role} to that user"
+    )
 
 
 class Database:
@@ -58,26 +103,9 @@ class Database:
         Raises:
             TaskQError: The database refuses, or cannot do it; one class for each of taskq's own refusals.
         """
-        try:
-            with translated(self.schema):
-                cursor = psycopg.RawCursor(self._connection, row_factory=dict_row)
-                return cursor.execute(self._queries[query].encode(), arguments).fetchall()
-        except psycopg.errors.QueryCanceled:
-            raise TaskQError(f"the database took longer than {LIST_TIMEOUT}; ask for less, with --since") from None
-        except psycopg.errors.InsufficientPrivilege as exc:
-            role = f"{self.schema}_{_ROLES.get(query, 'reader')}"
-            raise TaskQError(
-                f"the database's user may not do this ({exc.diag.message_primary}); let somebody who may grant the "
-                f"role {role} to that user"
-            ) from None
-        except (
-            psycopg.errors.LockNotAvailable,
-            psycopg.errors.DeadlockDetected,
-            psycopg.errors.SerializationFailure,
-        ) as exc:
-            raise Busy(f"others are at work on the same rows ({exc.diag.message_primary}); try again") from None
-        except psycopg.Error as exc:
-            raise TaskQError(f"the database refused: {exc.diag.message_primary or exc}") from None
+        with in_words(self.schema, _ROLES.get(query, "reader")), translated(self.schema):
+            cursor = psycopg.RawCursor(self._connection, row_factory=dict_row)
+            return cursor.execute(self._queries[query].encode(), arguments).fetchall()
 
     def value(self, query: str, *arguments: Any) -> Any:
         """The one value of a named query."""

@@ -111,7 +111,7 @@ def _through_app(
     reference: str, name: str, payload: str, options: Any, *, dsn: str | None, schema: str | None
 ) -> tuple[str, bool, str | None]:
     from taskq.cli.apps import load_app
-    from taskq.cli.database import open_database
+    from taskq.cli.database import in_words, open_database
     from taskq.cli.serve import choose_database
     from taskq.errors import PayloadError, PayloadMisfit
     from taskq.settings import load
@@ -127,7 +127,8 @@ def _through_app(
         raise typer.BadParameter(str(exc)) from None
     chosen = choose_database(app, settings)
     try:
-        job = task.using(**options).enqueue_sync(**arguments)
+        with in_words(app.schema, "producer"):
+            job = task.using(**options).enqueue_sync(**arguments)
         with open_database(chosen, app.schema) as database:
             return str(job.id), job.inserted, database.unserved_queue(str(job.id))
     finally:

@@ -20,6 +20,7 @@ import asyncpg
 import taskq
 from taskq import boot
 from taskq.app import TaskQ
+from taskq.cli.database import not_allowed
 from taskq.cli.output import note
 from taskq.db.dsn import explain_connection_error, parse_dsn
 from taskq.errors import ConfigurationError, DatabaseUnavailable, from_sqlstate
@@ -179,6 +180,8 @@ async def _run(worker: Worker, app: TaskQ, dsn: str, link: Supervised | None) ->
             raise
         if ours := from_sqlstate(exc):
             raise ours from None
+        if isinstance(exc, asyncpg.InsufficientPrivilegeError):
+            raise not_allowed(exc.message, f"{app.schema}_worker") from None
         raise DatabaseUnavailable(explain_connection_error(exc, dsn)) from None
     finally:
         keeping.cancel()
