@@ -13,10 +13,18 @@ from uuid import UUID
 import anyio.to_thread
 
 from taskq.client.aio import AsyncClient
-from taskq.client.checks import check_job_id, check_layer, check_queues, check_requests, check_task_options
+from taskq.client.checks import (
+    check_database,
+    check_job_id,
+    check_layer,
+    check_queues,
+    check_requests,
+    check_resolution,
+    check_steering,
+    check_task_options,
+)
 from taskq.client.requests import JobRequest, OnConflict, build_batch
 from taskq.client.sync import SyncClient
-from taskq.codec import encode_any
 from taskq.context import JobContext
 from taskq.db.pools import refuse_in_event_loop
 from taskq.durations import Duration
@@ -48,7 +56,7 @@ class TaskQ:
         pool_size: The most connections, for each event loop and for all threads together.
 
     Raises:
-        ConfigurationError: The name of the schema is not valid.
+        ConfigurationError: The name of the schema, the DSN's type or the size of the pool is not valid.
         InvalidPolicy: A default is not valid, or is no ``PolicyLayer``.
     """
 
@@ -64,12 +72,11 @@ class TaskQ:
         pool_size: int = 10,
     ) -> None:
         self.schema = check_schema(schema)
-        self._dsn = dsn
+        self._dsn, self._pool_size = check_database(dsn, pool_size)
         self._embedded = embedded
         layer = PolicyLayer() if defaults is None else check_layer("defaults", defaults)
         self._layers = (PolicyLayer(queue=queue), layer)
         self._queues = check_queues({} if queues is None else queues)
-        self._pool_size = pool_size
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._lock = threading.Lock()
         self._server: Any = None
@@ -251,13 +258,13 @@ class TaskQ:
             ``cancelled``: it will not run (again). ``requested``: it runs and is told; unless it succeeds it ends
             cancelled. ``finished``, ``unknown`` or ``not_found``: nothing was changed.
         """
-        answer = await (await self._open_async()).call("cancel", str(check_job_id(job_id)), reason, actor)
+        answer = await (await self._open_async()).call("cancel", *check_steering(job_id, reason, actor))
         return cast(CancelAnswer, answer)
 
     def cancel_sync(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> CancelAnswer:
         """Like ``cancel``, for code without an event loop."""
         refuse_in_event_loop("cancel_sync")
-        return cast(CancelAnswer, self._sync.call("cancel", str(check_job_id(job_id)), reason, actor))
+        return cast(CancelAnswer, self._sync.call("cancel", *check_steering(job_id, reason, actor)))
 
     async def retry(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> RetryAnswer:
         """Reopen a failed or cancelled job with fresh counters (``reopened``), or make a waiting one due (``due``).
@@ -267,13 +274,13 @@ class TaskQ:
             WrongState: It has succeeded, runs, or its outcome is unknown.
             UniqueKeyHeld: Another job holds its unique key now.
         """
-        answer = await (await self._open_async()).call("retry", str(check_job_id(job_id)), reason, actor)
+        answer = await (await self._open_async()).call("retry", *check_steering(job_id, reason, actor))
         return cast(RetryAnswer, answer)
 
     def retry_sync(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> RetryAnswer:
         """Like ``retry``, for code without an event loop."""
         refuse_in_event_loop("retry_sync")
-        return cast(RetryAnswer, self._sync.call("retry", str(check_job_id(job_id)), reason, actor))
+        return cast(RetryAnswer, self._sync.call("retry", *check_steering(job_id, reason, actor)))
 
     async def resolve(
         self, job_id: UUID | str, *, happened: bool, reason: str, result: Any = None, actor: str | None = None
@@ -293,7 +300,7 @@ class TaskQ:
             WrongState: Its outcome is not unknown.
             InvalidRequest: The reason is empty.
         """
-        arguments = _resolve_arguments(job_id, happened, result, reason, actor)
+        arguments = check_resolution(job_id, happened, result, reason, actor)
         return cast(ResolveAnswer, await (await self._open_async()).call("resolve", *arguments))
 
     def resolve_sync(
@@ -301,7 +308,7 @@ class TaskQ:
     ) -> ResolveAnswer:
         """Like ``resolve``, for code without an event loop."""
         refuse_in_event_loop("resolve_sync")
-        arguments = _resolve_arguments(job_id, happened, result, reason, actor)
+        arguments = check_resolution(job_id, happened, result, reason, actor)
         return cast(ResolveAnswer, self._sync.call("resolve", *arguments))
 
     async def ensure_policy(self, policy: ExecutionPolicy) -> str:
@@ -414,12 +421,6 @@ def _configured_dsn() -> str:
         "no database is named: set TASKQ_DSN or pass TaskQ(dsn=...), for example postgresql://user@localhost:5432/app; "
         "for a throwaway one run 'taskq dev', or use TaskQ(embedded=True)"
     )
-
-
-def _resolve_arguments(
-    job_id: UUID | str, happened: bool, result: Any, reason: str, actor: str | None
-) -> tuple[Any, ...]:
-    return str(check_job_id(job_id)), happened, encode_any(result, "result") if happened else None, reason, actor
 
 
 def _place(fn: Callable[..., Any]) -> str:

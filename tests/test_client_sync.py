@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +21,7 @@ from taskq.errors import (
     ConfigurationError,
     DatabaseUnavailable,
     IdempotencyConflict,
+    InvalidRequest,
     JobFailed,
     JobNotFound,
     PayloadError,
@@ -197,3 +200,40 @@ def test_another_database_after_the_first_use_is_refused(shop: Shop, dsn: str, c
     other.get_task("double").enqueue_sync(2)
     other.close_sync()
     assert stored(conn) == 2
+
+
+@pytest.mark.parametrize("words", ["a\0b", "\ud800", 5])
+def test_what_an_operator_says_must_be_text_that_can_be_stored(shop: Shop, words: Any) -> None:
+    job = shop.note.enqueue_sync("x")
+    for call in (
+        partial(shop.app.cancel_sync, job.id),
+        partial(shop.app.retry_sync, job.id),
+        partial(shop.app.resolve_sync, job.id, happened=True),
+    ):
+        with pytest.raises(InvalidRequest, match="^reason"):
+            call(reason=words)
+        with pytest.raises(InvalidRequest, match="^actor"):
+            call(reason="asked for", actor=words)
+    with pytest.raises(InvalidRequest, match="happened is 'no'"):
+        shop.app.resolve_sync(job.id, happened="no", reason="asked for")  # type: ignore[arg-type]
+    info = shop.app.get_sync(job.id)
+    assert info is not None
+    assert info.status == "pending"
+
+
+def test_options_that_are_of_no_use_are_refused_before_anything_is_sent(shop: Shop, conn: psycopg.Connection) -> None:
+    with pytest.raises(InvalidRequest, match="meta is of type str"):
+        shop.note.using(meta="trace")  # type: ignore[typeddict-item]
+    with pytest.raises(InvalidRequest, match="on_conflict is 'replace'"):
+        shop.app.enqueue_many_sync([shop.note.job("x")], on_conflict="replace")  # type: ignore[arg-type]
+    assert conn.execute("select from taskq.jobs").rowcount == 0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"pool_size": 0}, {"pool_size": -1}, {"pool_size": "5"}, {"pool_size": True}, {"dsn": 5}, {"schema": None}],
+)
+def test_an_application_that_could_never_connect_is_refused(given: dict[str, Any]) -> None:
+    # With a pool of none, the first call would wait for ever.
+    with pytest.raises(ConfigurationError, match=next(iter(given))):
+        TaskQ(**given)

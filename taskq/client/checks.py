@@ -11,14 +11,37 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from taskq.client.requests import JobRequest
-from taskq.errors import InvalidPolicy, InvalidRequest, PayloadError, TaskDefinitionError
+from taskq.client.requests import JobRequest, check_text
+from taskq.codec import encode_any
+from taskq.errors import ConfigurationError, InvalidPolicy, InvalidRequest, PayloadError, TaskDefinitionError
 from taskq.policy import PolicyLayer
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
 
-__all__ = ["check_job_id", "check_layer", "check_queues", "check_requests", "check_task_options"]
+__all__ = [
+    "check_database",
+    "check_job_id",
+    "check_layer",
+    "check_queues",
+    "check_requests",
+    "check_resolution",
+    "check_steering",
+    "check_task_options",
+]
+
+
+def check_database(dsn: object, pool_size: object) -> tuple[str | None, int]:
+    """Where an application's database is, if it says so, and how many connections it may open.
+
+    Raises:
+        ConfigurationError: The DSN is no text, or the size is no whole number from 1.
+    """
+    if dsn is not None and not isinstance(dsn, str):
+        raise ConfigurationError(f"dsn is of type {type(dsn).__name__}; give its text, such as str(dsn)")
+    if isinstance(pool_size, bool) or not isinstance(pool_size, int) or pool_size < 1:
+        raise ConfigurationError(f"pool_size is {pool_size!r}; give a whole number from 1")
+    return dsn, pool_size
 
 
 def check_job_id(value: object) -> UUID:
@@ -38,6 +61,31 @@ def check_job_id(value: object) -> UUID:
         f"{_shown(value)} is not the id of a job; give a UUID or its text, such as job.id or "
         "'01999999-0000-7000-8000-000000000000'"
     )
+
+
+def check_steering(job_id: object, reason: object, actor: object) -> tuple[Any, ...]:
+    """The arguments of cancel and retry.
+
+    Raises:
+        InvalidRequest: One is not valid.
+    """
+    said = (None if text is None else check_text(what, text) for what, text in (("reason", reason), ("actor", actor)))
+    return str(check_job_id(job_id)), *said
+
+
+def check_resolution(
+    job_id: object, happened: object, result: object, reason: object, actor: object
+) -> tuple[Any, ...]:
+    """The arguments of resolve.
+
+    Raises:
+        InvalidRequest: One is not valid.
+        PayloadError: The result cannot be stored.
+    """
+    if not isinstance(happened, bool):
+        raise InvalidRequest(f"happened is {_shown(happened)}; give True or False")
+    job, *said = check_steering(job_id, reason, actor)
+    return job, happened, encode_any(result, "result") if happened else None, *said
 
 
 def check_requests(app: TaskQ, requests: object) -> list[JobRequest[Any]]:

@@ -128,6 +128,7 @@ def build_batch(
     Raises:
         InvalidRequest: The requests differ in ``connection`` or in ``on_conflict``, or there are too many.
     """
+    _check_on_conflict(on_conflict)
     if len(requests) > MAX_JOBS:
         raise InvalidRequest(f"{len(requests)} jobs in one call are too many; send at most {MAX_JOBS} at once")
     numbers: dict[str, int] = {}
@@ -266,8 +267,7 @@ def check_options(given: Using) -> CallOptions:
     deadline: Duration | datetime | Unset | None = given.get("deadline", UNSET)
     if run_in is not None and run_at is not None:
         raise InvalidRequest("both run_in and run_at are given; give one")
-    if on_conflict not in (None, "existing", "raise"):
-        raise InvalidRequest(f"on_conflict is {on_conflict!r}; give 'existing' or 'raise'")
+    _check_on_conflict(on_conflict)
     if unique_key is None and (unique_scope is not None or unique_hold is not None):
         raise InvalidRequest("unique_scope and unique_hold say nothing without a unique_key; give one")
     if idempotency_key is None and idempotency_scope is not None:
@@ -298,6 +298,11 @@ def check_options(given: Using) -> CallOptions:
     )
 
 
+def _check_on_conflict(value: object) -> None:
+    if value not in (None, "existing", "raise"):
+        raise InvalidRequest(f"on_conflict is {value!r}; give 'existing' or 'raise'")
+
+
 def _check_instant(what: str, value: object) -> None:
     if value is None:
         return
@@ -314,12 +319,19 @@ def _check_key(what: str, key: str | None) -> str | None:
         return None
     if not isinstance(key, str) or not 1 <= len(key) <= MAX_KEY:
         raise InvalidRequest(f"{what} is {str(key)[:60]!r}; give a text of 1 to {MAX_KEY} characters")
-    return _check_text(what, key)
+    return check_text(what, key)
 
 
-def _check_text(what: str, text: object) -> str:
+def check_text(what: str, text: object) -> str:
+    """A text that can be stored.
+
+    Raises:
+        InvalidRequest: It is no text, or has characters that PostgreSQL cannot hold.
+    """
     if not isinstance(text, str):
-        raise InvalidRequest(f"{what} has {text!r}; give texts")
+        raise InvalidRequest(
+            f"{what} has {text!r}; give texts" if what == "tags" else f"{what} is {text!r}; give a text"
+        )
     try:
         encode_any(text, what)
     except PayloadError as exc:
@@ -328,7 +340,7 @@ def _check_text(what: str, text: object) -> str:
 
 
 def _check_tags(tags: Iterable[str]) -> tuple[str, ...]:
-    checked = tuple(_check_text("tags", tag) for tag in tags)
+    checked = tuple(check_text("tags", tag) for tag in tags)
     if len(checked) > MAX_TAGS:
         raise InvalidRequest(
             f"tags has {len(checked)} texts, the limit is {MAX_TAGS}; put data into the payload or meta"
@@ -342,6 +354,8 @@ def _check_tags(tags: Iterable[str]) -> tuple[str, ...]:
 
 
 def _check_meta(meta: Mapping[str, Any]) -> str:
+    if not isinstance(meta, Mapping):
+        raise InvalidRequest(f"meta is of type {type(meta).__name__}; give a mapping such as {{'trace': '...'}}")
     text = encode_any(dict(meta), "meta")
     size = len(text.encode())
     if size > MAX_META_BYTES:
