@@ -64,7 +64,7 @@ class PgQueuerAdapter:
         settings=f"batch_size={BATCH}, one QueueManager on one asyncpg connection; no bound on concurrency of its own; "
         f"enqueue by {CHUNK:,}",
         done="select count(*) from pgqueuer_log where status = 'successful' and job_id > %(mark)s",
-        mark="select coalesce(max(id), 0) from pgqueuer",
+        mark="select coalesce(max(job_id), 0) from pgqueuer_log",
         keeps=False,
         loop="uvloop",
         later=True,
