@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -249,6 +251,14 @@ async def test_a_worker_on_a_standby_waits_for_its_promotion(
     await app.close()
     with clusters.one(copy_of=cluster) as standby, proxy(cluster.dsn) as way:
         assert standby.query("select pg_is_in_recovery() as yes") == [{"yes": True}]
+        doctor = subprocess.run(
+            [sys.executable, "-m", "taskq", "doctor", "--dsn", standby.dsn, "--json"],
+            capture_output=True,
+            check=False,
+        )
+        assert doctor.returncode == 1
+        found = {check["check"]: check["verdict"] for check in json.loads(doctor.stdout)["checks"]}
+        assert found["writable"] == "fail"
         worker = start_worker(to=way.dsn, lease=60, poll_interval=1)
         first = cluster.query("select taskq.enqueue('waits', '{}') as id")[0]["id"]
         until(lambda: journal.of("start"))

@@ -65,9 +65,10 @@ def writable(patient: Patient) -> Finding:
             cure="name the primary in the DSN; with several hosts in it, add target_session_attrs=read-write",
         )
     if row["read_only"]:
-        return fail(
-            "transactions are read-only",
-            means="nothing can be enqueued, claimed or ended; somebody, or a host that runs out of disk, set it so",
+        return warn(
+            "transactions are read-only unless they say otherwise",
+            means="taskq's own sessions say otherwise, but an application cannot enqueue in transactions of its own; "
+            "somebody, or a host that runs out of disk, set it so",
             cure="make space if the disk is full; then: alter database NAME reset default_transaction_read_only, and "
             "the same for the role and the server",
         )

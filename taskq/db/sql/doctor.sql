@@ -9,7 +9,9 @@ select set_config('statement_timeout', $1, true);
 -- name: server
 -- Which server this is, and whether it takes writes.
 select current_setting('server_version_num')::int as version_num, current_setting('server_version') as version,
-       pg_backend_pid() as pid, pg_is_in_recovery() as standby, current_setting('transaction_read_only') = 'on' as read_only,
+       pg_backend_pid() as pid, pg_is_in_recovery() as standby,
+       -- What sessions begin with; taskq's own have been set otherwise by now.
+       (select s.reset_val = 'on' from pg_settings s where s.name = 'default_transaction_read_only') as read_only,
        extract(epoch from clock_timestamp() - pg_postmaster_start_time())::float8 as up_for;
 
 -- name: settings
