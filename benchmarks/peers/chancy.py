@@ -62,6 +62,9 @@ class ChancyAdapter:
     async def setup(self, dsn: str) -> None:
         async with Chancy(dsn, log=SILENT) as app:
             await app.migrate()
+            # Every worker declares this queue, for which it would start a pool of processes; without tags no worker
+            # serves it, and nothing here uses it.
+            await app.declare(Queue("default", tags=set()), upsert=True)
 
     async def client(self, dsn: str) -> Client:
         app = Chancy(dsn, log=SILENT, max_connection_pool_size=1)
