@@ -6,13 +6,13 @@
 create function {{schema}}.refuse() returns trigger
   language plpgsql set search_path = pg_catalog, pg_temp as $$
 declare
-  v_old jsonb := case when tg_op <> 'INSERT' then to_jsonb(old) end;
-  v_new jsonb := case when tg_op <> 'DELETE' then to_jsonb(new) end;
+  v_old jsonb := case when tg_op in ('UPDATE', 'DELETE') then to_jsonb(old) end;
+  v_new jsonb := case when tg_op in ('UPDATE', 'INSERT') then to_jsonb(new) end;
   v_row jsonb := coalesce(v_new, v_old);
 begin
   raise exception using
     errcode = tg_argv[0],
-    message = format('%s: %s', tg_argv[1], coalesce(v_row->>'id', v_row->>'job_id')),
+    message = format('%s: %s', tg_argv[1], coalesce(v_row->>'id', v_row->>'job_id', tg_table_name)),
     detail = jsonb_build_object('job_id', coalesce(v_row->>'id', v_row->>'job_id'),
       'from', v_old->>'status', 'to', v_new->>'status', 'old_epoch', v_old->'claim_epoch', 'new_epoch', v_new->'claim_epoch')::text,
     hint = tg_argv[2];
@@ -80,6 +80,12 @@ create trigger history_append_only before update on {{schema}}.history for each 
 create trigger ledger_append_only before update or delete on {{schema}}.ledger for each row
   execute function {{schema}}.refuse('WF004', 'the ledger is append-only', 'An ended attempt stays as it was recorded.');
 create trigger audit_append_only before update or delete on {{schema}}.audit for each row
+  execute function {{schema}}.refuse('WF004', 'the audit is append-only', 'Write another row.');
+create trigger history_not_emptied before truncate on {{schema}}.history for each statement
+  execute function {{schema}}.refuse('WF004', 'history is append-only', 'Retention drops its oldest partitions.');
+create trigger ledger_not_emptied before truncate on {{schema}}.ledger for each statement
+  execute function {{schema}}.refuse('WF004', 'the ledger is append-only', 'Retention drops its oldest partitions.');
+create trigger audit_not_emptied before truncate on {{schema}}.audit for each statement
   execute function {{schema}}.refuse('WF004', 'the audit is append-only', 'Write another row.');
 create trigger policies_immutable before update on {{schema}}.policies for each row
   execute function {{schema}}.refuse('WF004', 'a policy is immutable', 'A changed policy gets an id of its own.');
