@@ -152,8 +152,12 @@ class Reader:
 
     def _sql(self, text: str) -> str:
         with psycopg.connect(self.dsn) as conn:
-            conn.execute(text.encode())
-        return "run in the database"
+            done = conn.execute(text.encode())
+            while True:  # what it answers is read too, since a driver may not be able to
+                if done.description:
+                    done.fetchall()
+                if not done.nextset():
+                    return "run in the database, answers read"
 
     # Settings -------------------------------------------------------------------------------------------------------
 
@@ -205,6 +209,11 @@ class Reader:
                 assert (ROOT / constraints).is_file()
                 assert wanted <= set(extras), wanted - set(extras)
                 return "extras and constraints exist", ""
+            case ["pip", "install", "-c", constraints, *packages] if packages:
+                pinned = {line.partition("==")[0].lower() for line in (ROOT / constraints).read_text().splitlines()}
+                wanted = {word.partition("[")[0].lower() for word in packages}
+                assert wanted <= pinned, wanted - pinned
+                return "the packages are pinned", ""
             case ["docker", "compose", *_]:
                 assert (ROOT / "docker-compose.yml").is_file()
                 return "the file is checked by a test of its own", ""

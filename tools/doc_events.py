@@ -103,22 +103,40 @@ ABOUT = {"of_job": OF_JOB, "of_attempt": OF_ATTEMPT, "about": ("name", "pid", "e
 
 
 def events(package: Path) -> dict[str, tuple[str, list[str]]]:
-    """Every event that the code logs: its level and its fields, as the calls spell them out."""
+    """Every event that the code logs: its levels and its fields, as the calls spell them out."""
     found: dict[str, tuple[str, list[str]]] = {}
     for path in sorted(package.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args):
-                continue
-            if _logger(node.func.value) not in LOGGERS or node.func.attr not in LEVELS:
+        tree = ast.parse(path.read_text())
+        chosen = {
+            node.targets[0].id: node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and _levels(node.value, {})
+        }
+        for node in ast.walk(tree):
+            if not (isinstance(node, ast.Call) and node.args and (levels := _levels(node.func, chosen))):
                 continue
             fields = [k.arg for k in node.keywords if k.arg and k.arg != "exc_info"]
             for keyword in node.keywords:
                 if keyword.arg is None and isinstance(keyword.value, ast.Name):
                     fields = [*ABOUT.get(keyword.value.id, ()), *fields]
             for name in _names(node.args[0]):
-                level, known = found.get(name, (LEVELS[node.func.attr], []))
-                found[name] = (level, known + [f for f in fields if f not in known])
+                said, known = found.get(name, ("", []))
+                every = {*said.split(" or "), *levels}
+                order = " or ".join(dict.fromkeys(level for level in LEVELS.values() if level in every))
+                found[name] = (order, known + [f for f in fields if f not in known])
     return dict(sorted(found.items()))
+
+
+def _levels(node: ast.expr, chosen: dict[str, ast.expr]) -> list[str]:
+    """The levels at which a call of this logs; none if it is no method of a logger, nor a name for one or two."""
+    match node:
+        case ast.Attribute(value=value, attr=attr) if _logger(value) in LOGGERS and attr in LEVELS:
+            return [LEVELS[attr]]
+        case ast.IfExp(body=one, orelse=other):
+            return _levels(one, chosen) + _levels(other, chosen)
+        case ast.Name(id=name) if name in chosen:
+            return _levels(chosen[name], {})
+    return []
 
 
 def _logger(node: ast.expr) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,17 @@ import typer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from doc_events import MEANING, events
+from doc_python import (
+    columns,
+    public_errors,
+    python_app,
+    python_bodies,
+    python_jobs,
+    python_policy,
+    python_tasks,
+    python_worker,
+)
+from doc_text import code, first_sentence, table
 
 import taskq
 from taskq import errors
@@ -30,28 +41,8 @@ from taskq.testing import Point
 from taskq.transitions import TRANSITIONS, Transition
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("docs/laws.md", "docs/reference.md", "docs/how-to/testing.md")
+PAGES = ("docs/laws.md", "docs/python.md", "docs/reference.md", "docs/how-to/testing.md")
 SECTION = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    lines += [
-        "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) + " |" for row in rows
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def first_sentence(text: str | None) -> str:
-    """The first paragraph of a docstring, cut after its first sentence, in Markdown."""
-    paragraph = " ".join(inspect.cleandoc(text or "").split("\n\n")[0].split())
-    return re.sub(r"(?<=[^.])\.\s.*", ".", paragraph).replace("``", "`")
-
-
-def code(value: object) -> str:
-    """As code, or a dash for nothing."""
-    return "-" if value is None else f"`{value}`"
 
 
 def transitions() -> str:
@@ -126,43 +117,6 @@ def api() -> str:
         where = f"taskq/{path.relative_to(Path(taskq.__file__ or '').resolve().parent)}"
         rows.append((f"[`taskq.{name}`](../{where})", first_sentence(thing.__doc__)))
     return table(("name", "what it is"), rows)
-
-
-def methods(*kinds: type) -> str:
-    """The public methods and properties of classes."""
-    rows = []
-    for kind in kinds:
-        for name in sorted({n for base in kind.__mro__ if base.__module__.startswith("taskq") for n in vars(base)}):
-            if name.startswith("_"):
-                continue
-            thing = inspect.getattr_static(kind, name)
-            thing = getattr(thing, "fget", None) or getattr(thing, "__func__", thing)
-            if inspect.isfunction(thing) and thing.__doc__:
-                rows.append((code(f"{kind.__name__}.{name}"), first_sentence(thing.__doc__)))
-    return table(("method", "what it does"), rows)
-
-
-def using() -> str:
-    """The options of ``task.using``."""
-    from taskq.client.requests import Using
-
-    text = inspect.cleandoc(Using.__doc__ or "").split("Attributes:\n")[1]
-    found = re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert [name for name, _ in found] == list(Using.__annotations__), "every option explains itself"
-    return table(("option", "meaning"), ((code(n), " ".join(about.split()).replace("``", "`")) for n, about in found))
-
-
-def policy() -> str:
-    """The fields of a policy with their defaults."""
-    text = inspect.cleandoc(taskq.ExecutionPolicy.__doc__ or "").split("Attributes:\n")[1].split("\n\nRaises")[0]
-    found = dict(re.findall(r"^    (\w+): (.*?)(?=^    \w+: |\Z)", text, re.MULTILINE | re.DOTALL))
-    default = taskq.ExecutionPolicy()
-    rows = []
-    for f in fields(taskq.ExecutionPolicy):
-        value = getattr(default, f.name)
-        shown = "3 attempts, 5 s and 10 s apart" if f.name == "retry" else "no limit" if value is None else value
-        rows.append((code(f.name), shown, " ".join(found[f.name].split()).replace("``", "`")))
-    return table(("field", "default", "meaning"), rows)
 
 
 def commands() -> str:
@@ -279,18 +233,28 @@ def relations(conn: psycopg.Connection[Any]) -> str:
     return table(("name", "kind", "what it holds"), ((f"`taskq.{n}`", kind, about) for n, kind, about in rows))
 
 
+def job_columns(conn: psycopg.Connection[Any]) -> str:
+    """Handles of jobs, with the fields of ``JobInfo`` as the columns of ``jobs`` and ``history`` explain them."""
+    rows = conn.execute(
+        "select attname::text, col_description(attrelid, attnum) from pg_attribute where attnum > 0 and "
+        "attrelid in ('taskq.jobs'::regclass, 'taskq.history'::regclass) and col_description(attrelid, attnum) <> '' "
+        "order by attrelid = 'taskq.history'::regclass, attnum"
+    ).fetchall()
+    return python_jobs(columns(rows))
+
+
 def sections(dsn: str) -> dict[str, str]:
     """Every generated section by name, from the code and a database with the schema."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         from_schema: dict[str, Callable[[psycopg.Connection[Any]], str]] = {
             "functions": functions,
             "relations": relations,
+            "python_jobs": job_columns,
         }
         made = {name: make(conn) for name, make in from_schema.items()}
-    from_code = (transitions, sqlstates, settings, api, using, policy, commands, fault_points, job_events, log_events)
-    made |= {make.__name__: make() for make in from_code}
-    made["methods"] = methods(taskq.TaskQ, taskq.Task, taskq.Job, taskq.JobContext)
-    return made
+    from_code = (transitions, sqlstates, settings, api, commands, fault_points, job_events, log_events)
+    of_python = (python_app, python_tasks, python_policy, python_bodies, python_worker, public_errors)
+    return made | {make.__name__: make() for make in (*from_code, *of_python)}
 
 
 def rendered(text: str, made: dict[str, str]) -> str:
