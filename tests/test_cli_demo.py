@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 from pathlib import Path
@@ -10,10 +11,35 @@ import psycopg
 import pytest
 from cli_kit import SHOP, Cli, make_cli  # noqa: F401
 from helpers import eventually
+from rich.console import Console
 
 from taskq.demo.counting import Totals, count_file, find_files
 from taskq.demo.report import Report
 from taskq.embedded_binaries import ServerUser
+
+
+def test_a_report_shows_who_did_what_and_what_is_wrong() -> None:
+    ours, theirs = Totals(files=3), Totals(files=4)
+    shown = io.StringIO()
+    report = Report(
+        indexed=ours,
+        plain=theirs,
+        jobs=4,
+        by_worker={"left": 3},
+        killed="killed",
+        held=2,
+        lost=0,
+        not_succeeded=["job 1 is failed: no"],
+        violations=[{"law": 3, "code": "attempt_twice", "job_id": "1", "detail": "twice"}],
+        survivor_exit=75,
+        seconds=2.0,
+        plain_seconds=1.0,
+    )
+    report.show(Console(file=shown, width=120))
+    for words in ("DIFFERENT", "killed, with 2 jobs running", "stopped in good order", "taskq verify: 1 violations"):
+        assert words in shown.getvalue()
+    assert report.as_json()["ok"] is False
+    assert len(report.problems()) == 6, report.problems()
 
 
 def test_a_killed_worker_costs_attempts_and_nothing_else(cli: Cli) -> None:

@@ -154,6 +154,25 @@ def test_worker_settings(cli: Cli, monkeypatch: pytest.MonkeyPatch, empty_dsn: s
     assert (done.code, "the wrong code would run" in done.err) == (2, True)
 
 
+def test_several_workers_are_replaced_after_their_jobs(cli: Cli, conn: psycopg.Connection) -> None:
+    shop = f"{module(cli, SHOP)}:app"
+    jobs = [cli.ok("enqueue", "add", f'{{"a": {n}}}', "--app", shop).out.strip() for n in range(2)]
+    options = ["--processes", "1", "--max-jobs", "1", "--name", "w", "--concurrency", "1", "--log-format", "json"]
+    with cli.process("worker", shop, *options) as process:
+        # Each process ends after its one job, once another is ready.
+        eventually(lambda: {status_of(conn, job) for job in jobs} == {"succeeded"}, timeout=60)
+        names = "select array_agg(distinct name order by name) from taskq.workers"
+        eventually(lambda: q.one(conn, names)[:2] == ["w-1", "w-1.2"], timeout=60)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    events = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    assert [e["reason"] for e in events if e["event"] == "worker.recycling"][0] == "max_jobs"
+    # It was told to stop once its successor was ready.
+    ended = [(e["name"], e["exit_code"]) for e in events if e["event"] == "supervisor.process_ended"]
+    assert ("w-1", 0) in ended
+
+
 def test_a_worker_without_a_database(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TASKQ_DSN")
     done = cli("worker", f"{module(cli, SHOP)}:app")

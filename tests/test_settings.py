@@ -109,3 +109,25 @@ def test_settings_do_not_show_the_dsn(tmp_path: Path) -> None:
 def test_an_unknown_flag_is_a_programming_error(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="no setting 'dns'"):
         load(folder=tmp_path, environ={}, dns="x")
+
+
+def test_sizes_ports_and_processes_are_read(tmp_path: Path) -> None:
+    told = {"MAX_MEMORY": "1.5G", "CHILD_MAX_MEMORY": "2MiB", "HEALTH_PORT": "8080", "PROCESSES": "3"}
+    settings = _load(tmp_path, environ={f"TASKQ_{name}": value for name, value in told.items()})
+    assert (settings.max_memory, settings.child_max_memory) == (3 * 2**29, 2 * 2**20)
+    assert (settings.health_port, settings.processes) == (8080, 3)
+    assert _load(tmp_path, processes="auto").processes >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "said"),
+    [
+        ("MAX_MEMORY", "1023K", "is no size from 1M to 1024T"),
+        ("MAX_MEMORY", "much", "is no size from 1M to 1024T"),
+        ("HEALTH_PORT", "65536", "is not a port, a whole number from 0 to 65535"),
+        ("PROCESSES", "some", "neither a whole number of processes from 0 to 1000 nor auto"),
+    ],
+)
+def test_sizes_ports_and_processes_that_cannot_be(tmp_path: Path, name: str, wrong: str, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        _load(tmp_path, environ={f"TASKQ_{name}": wrong})
