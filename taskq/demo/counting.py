@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import sysconfig
 import warnings
 from collections.abc import Iterable
@@ -77,18 +78,22 @@ def find_files(folder: Path | None = None) -> list[str]:
     left_out = root / "test" if folder is None else None
     if not root.is_dir():
         raise ConfigurationError(f"{root} is not a folder; name one with Python files in it")
-    found = sorted(_usable((path for path in root.rglob("*.py") if left_out not in path.parents), root))
+    found = sorted(_usable(root, left_out))
     if len(found) < 10:
         raise ConfigurationError(f"{root} has {len(found)} Python files; the demo needs ten, to kill a worker half-way")
     return found
 
 
-def _usable(paths: Iterable[Path], root: Path) -> Iterable[str]:
-    for path in paths:
-        if _NOT_OURS.isdisjoint(path.relative_to(root).parts) and path.is_file():
-            name = str(path)
-            if name.isprintable() and name.encode("utf-8", "ignore").decode() == name:
-                yield name
+def _usable(root: Path, left_out: Path | None) -> Iterable[str]:
+    # Installed packages are not even looked into: somebody may be installing or removing one.
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _NOT_OURS and Path(folder, name) != left_out]
+        for name in files:
+            path = Path(folder, name)
+            text = str(path)
+            printable = text.isprintable() and text.encode("utf-8", "ignore").decode() == text
+            if path.suffix == ".py" and printable and path.is_file():
+                yield text
 
 
 def count_all(paths: Iterable[str]) -> Totals:
