@@ -163,6 +163,8 @@ def test_wal_is_compared_with_those_that_keep_what_is_finished() -> None:
 def test_a_run_too_short_for_a_steady_rate_is_compared_by_whole_runs() -> None:
     records = [*drained("taskq", 100, 100), Record("drain_noop_1", "taskq", 2, {"jobs_per_s_whole": 70.0})]
     assert Results(records, TRAITS).rounds("drain_noop_1", "taskq", "jobs_per_s") == {0: 50.0, 1: 50.0, 2: 70.0}
+    judged = judge(Results([*records, *drained("oban", 20, 20, 20)], TRAITS))
+    assert judged["drain_noop_1_process_vs_fastest_python_peer"]["value"] == 50 / 10
 
 
 def test_what_was_not_measured_is_neither_met_nor_missed() -> None:
@@ -284,6 +286,20 @@ def test_an_unknown_system_is_named_with_those_that_there_are() -> None:
     )
     assert done.returncode == 2
     assert "there is no system celery; there are taskq," in done.stderr
+
+
+class Alive:
+    """Workers that run and do nothing."""
+
+    def check(self) -> None:
+        pass
+
+
+def test_a_drain_that_stands_still_is_given_up_and_one_that_goes_on_is_not() -> None:
+    counts = iter([0, 1, 1, 2])
+    assert [s.done for s in run_down(lambda: next(counts), 2, Alive(), patience=30)] == [0, 1, 1, 2]  # type: ignore[arg-type]
+    with pytest.raises(AdapterFailed, match="stood still at 1 of 2 jobs"):
+        run_down(lambda: 1, 2, Alive(), patience=0.05)  # type: ignore[arg-type]
 
 
 # On a server ----------------------------------------------------------------------------------------------------------

@@ -14,6 +14,8 @@ from benchmarks.harness.figures import ratio, summarise
 __all__ = ["RATIOS", "Record", "Results", "Target", "judge"]
 
 OURS = "taskq"
+STEADY = "jobs_per_s"
+WHOLE = "jobs_per_s_whole"
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,24 @@ class Results:
 
     def rounds(self, measure: str, system: str, figure: str) -> dict[int, float]:
         """A figure by round; of a drain the steady rate, and where a round has none the whole run's for all of them."""
+        if figure == STEADY and self._lacks_steady(measure, system):
+            figure = WHOLE
         found = {r.number: r.figures for r in self.records if (r.measure, r.system) == (measure, system)}
-        if figure == "jobs_per_s" and any(each.get(figure) is None for each in found.values()):
-            figure = "jobs_per_s_whole"
         return {number: each[figure] for number, each in found.items() if each.get(figure) is not None}
+
+    def pair(
+        self, ours: tuple[str, str, str], theirs: tuple[str, str, str]
+    ) -> tuple[Mapping[int, float], Mapping[int, float]]:
+        """Two figures by round, each given by measure, system and figure: both steady rates, or both of whole runs."""
+        if any(figure == STEADY and self._lacks_steady(measure, system) for measure, system, figure in (ours, theirs)):
+            ours, theirs = (
+                (measure, system, WHOLE if figure == STEADY else figure) for measure, system, figure in (ours, theirs)
+            )
+        return self.rounds(*ours), self.rounds(*theirs)
+
+    def _lacks_steady(self, measure: str, system: str) -> bool:
+        mine = (r.figures for r in self.records if (r.measure, r.system) == (measure, system))
+        return any(each.get(STEADY) is None and WHOLE in each for each in mine)
 
     def median(self, measure: str, system: str, figure: str) -> float | None:
         """The median over the rounds; None if there is none."""
@@ -119,7 +135,7 @@ def _over_peer(
         peer = results.best_peer(measure, figure, largest, among)
         if peer is None:
             return [], None
-        return _paired(results.rounds(measure, OURS, figure), results.rounds(measure, peer, figure)), peer
+        return _paired(*results.pair((measure, OURS, figure), (measure, peer, figure))), peer
 
     return compare
 
@@ -128,8 +144,7 @@ def _over_own(
     measure: str, base: str, figure: str = "jobs_per_s", base_figure: str | None = None
 ) -> Callable[[Results], tuple[list[float], str | None]]:
     def compare(results: Results) -> tuple[list[float], str | None]:
-        ours = results.rounds(measure, OURS, figure)
-        return _paired(ours, results.rounds(base, OURS, base_figure or figure)), None
+        return _paired(*results.pair((measure, OURS, figure), (base, OURS, base_figure or figure))), None
 
     return compare
 

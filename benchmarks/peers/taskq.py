@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.peers.bodies import BODIES, TEXT
@@ -13,13 +13,17 @@ from benchmarks.peers.kit import Client, Gate, Traits, main, queue_name
 from taskq import TaskQ, migrate
 from taskq.worker import Worker, WorkerOptions
 
-try:
-    import uvloop
-except ImportError:  # as ``taskq worker`` does without the extra "fast"
-    uvloop = None
-
 CHUNK = 50_000
 VERSION = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["version"]
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """What makes the event loop that ``taskq worker`` would run in: uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def make_app(dsn: str) -> TaskQ:
@@ -60,7 +64,7 @@ class Taskq:
         done="select count(*) from taskq.history where id > %(mark)s",
         mark="select taskq.new_id()",
         keeps=True,
-        loop="asyncio" if uvloop is None else "uvloop",
+        loop="asyncio" if loop_factory() is None else "uvloop",
         later=True,
         queues=True,
         finished="taskq.history",
@@ -88,4 +92,4 @@ class Taskq:
 
 
 if __name__ == "__main__":
-    main(Taskq(), None if uvloop is None else uvloop.new_event_loop)
+    main(Taskq(), loop_factory())

@@ -24,6 +24,7 @@ __all__ = ["count_of", "drain", "finished", "later", "mark_of", "pinned", "queue
 SHORTEST_WAIT = 0.01
 LONGEST_WAIT = 1.0
 COUNTING_SHARE = 0.05
+PATIENCE = 60.0
 PINNED_AT = (0, 100_000, 500_000, 1_000_000)
 COPIES_AT_ONCE = 250_000
 
@@ -95,24 +96,26 @@ def count_of(system: System, database: Database, mark: dict[str, Any]) -> int:
     return int(database.value(system.traits.done, mark or None))
 
 
-def run_down(count: Callable[[], int], jobs: int, workers: Workers, per_job: float = 0.05) -> list[Sample]:
+def run_down(count: Callable[[], int], jobs: int, workers: Workers, patience: float = PATIENCE) -> list[Sample]:
     """Wait until so many jobs are done, and give the counts on the way.
 
     Args:
         count: Says how many are done.
         jobs: Until so many are.
         workers: Those at work; one that ends is an error.
-        per_job: Seconds for each job, on top of a minute, after which it is given up.
+        patience: Seconds without a job done after which it is given up.
 
     Raises:
-        AdapterFailed: A worker ended, it took too long, or more jobs were done than there were.
+        AdapterFailed: A worker ended, nothing was done for too long, or more jobs were done than there were.
     """
-    started = time.perf_counter()
     samples: list[Sample] = []
+    moved = time.perf_counter()
     while True:
         asked = time.perf_counter()
         done = count()
         now = time.perf_counter()
+        if samples and done != samples[-1].done:
+            moved = now
         # The count is true of the moment at which its snapshot was taken.
         samples.append(Sample(asked, done))
         if done > jobs:
@@ -120,8 +123,8 @@ def run_down(count: Callable[[], int], jobs: int, workers: Workers, per_job: flo
         if done == jobs:
             return samples
         workers.check()
-        if now - started > 60 + jobs * per_job:
-            raise AdapterFailed(f"the drain stood at {done} of {jobs} jobs after {now - started:.0f} s")
+        if now - moved > patience:
+            raise AdapterFailed(f"the drain stood still at {done} of {jobs} jobs for {now - moved:.0f} s")
         time.sleep(min(LONGEST_WAIT, max(SHORTEST_WAIT, (now - asked) / COUNTING_SHARE)))
 
 

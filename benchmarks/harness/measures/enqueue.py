@@ -45,7 +45,7 @@ def _beside_a_worker(bench: Bench, system: System, jobs: int, silent: bool) -> d
             workers.begin()
             # The worker is at work when the clients begin, and has nothing to do yet.
             first = bench.enqueue(system, database, "enqueue-one", 1)["in_all"]
-            run_down(lambda: count_of(system, database, mark), first, workers, per_job=0.1)
+            run_down(lambda: count_of(system, database, mark), first, workers)
             told = bench.enqueue(system, database, "enqueue-one", jobs, "--clients", str(CLIENTS))
-            run_down(lambda: count_of(system, database, mark), first + told["in_all"], workers, per_job=0.1)
+            run_down(lambda: count_of(system, database, mark), first + told["in_all"], workers)
         return told
