@@ -74,7 +74,7 @@ def attributes(kind: type) -> str:
     """The attributes of a class, with their types and defaults where it is a dataclass."""
     doc = parse(kind.__doc__)
     found = {f.name: f for f in fields(kind)} if hasattr(kind, "__dataclass_fields__") else {}
-    typed = any(name in found for name in doc.args)
+    typed = any(f.default is not MISSING for f in found.values())
     rows = []
     for name, about in doc.args.items():
         row = [code(name), about]
