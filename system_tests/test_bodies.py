@@ -394,6 +394,20 @@ async def test_what_bodies_do_to_their_process_ends_no_worker_and_no_other_job(
     )
 
 
+async def test_a_body_that_cancels_every_task_of_the_loop_ends_its_worker_and_no_other_job(
+    app: TaskQ, start: StartHere, journal: Journal, dsn: str
+) -> None:
+    worker = start("w")
+    beside = await app.get_task("waits").enqueue()
+    until(lambda: starts_of(journal, beside.id))
+    await app.get_task("does").enqueue("cancels_all")
+    assert worker.exit_code(LONG) == 1
+    assert "error: the worker's own tasks were cancelled" in worker.log
+    journal.open_gate()
+    start("other")
+    assert await beside.result(timeout=LONG) == "epoch 2"
+
+
 async def test_a_copy_of_a_child_process_says_nothing_about_the_attempt(
     app: TaskQ, start: StartHere, journal: Journal, dsn: str
 ) -> None:

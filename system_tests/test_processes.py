@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -284,6 +285,20 @@ def test_a_signal_while_the_database_does_not_answer_ends_the_start_with_0(start
         until(lambda: now() - pause > 1)
         worker.signal(signal.SIGTERM)
         assert worker.exit_code(LONG) == 0
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_start_that_is_interrupted_is_told_in_the_logs_format(
+    processes: int, start: StartHere, journal: Journal
+) -> None:
+    more = {"processes": processes} if processes else {}
+    worker = start("w", ready=False, log_format="json", environ={"IMPORTS_FOR": "60"}, **more)
+    until((journal.folder / "importing").exists, LONG)
+    worker.signal(signal.SIGTERM)
+    assert worker.exit_code(30) == 0
+    told = [json.loads(line) for line in worker.log.splitlines()]
+    stopped = [line for line in told if line["event"] == "worker.stopped_at_boot"]
+    assert {line["message"] for line in stopped} == {"stopped while starting"}
 
 
 # Bodies that hold up their worker ---------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class SchemaNewer(MigrationError):
 
 
 class SchemaBehind(MigrationError):
-    """The database lacks migrations that the code needs; the message names them in order."""
+    """The database lacks migrations that the code needs; the message names them in order, unless it lacks all."""
 
 
 class MigrationLocked(MigrationError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import sys
 from pathlib import Path
 from uuid import uuid4
@@ -15,8 +16,10 @@ from cli_kit import SHOP, Cli, make_cli  # noqa: F401
 from helpers import eventually
 
 import taskq
+from taskq import __main__, migrate
 from taskq.db.dsn import describe_dsn
 from taskq.version import __version__
+from taskq.worker.supervised import Supervised
 
 
 def module(cli: Cli, source: str) -> str:
@@ -235,3 +238,121 @@ def test_python_m_taskq_is_the_command(cli: Cli) -> None:
         output, _ = process.communicate(timeout=30)
     assert (process.returncode, output) == (0, "[]\n")
     assert sys.modules["taskq"] is taskq
+
+
+def objects(lines: str) -> list[dict[str, str]]:
+    found: list[dict[str, str]] = [json.loads(line) for line in lines.splitlines()]
+    assert all({"time", "level", "logger", "event"} <= set(one) for one in found)
+    return found
+
+
+@pytest.mark.parametrize("said_by", ["the flag", "the flag with =", "the environment", "pyproject.toml"])
+def test_a_worker_that_logs_json_complains_in_json(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, empty_dsn: str, said_by: str
+) -> None:
+    app = f"{module(cli, SHOP)}:app"
+    more = {"the flag": ["--log-format", "json"], "the flag with =": ["--log-format=json"]}.get(said_by, [])
+    if said_by == "the environment":
+        monkeypatch.setenv("TASKQ_LOG_FORMAT", "json")
+    if said_by == "pyproject.toml":
+        (cli.folder / "pyproject.toml").write_text("[tool.taskq]\nlog_format = 'json'\n")
+    cases = [
+        ([app, "--dsn", empty_dsn], 1, "has nothing of taskq"),
+        ([app, "--dsn", "postgresql://u@127.0.0.1:1/x"], 3, "cannot connect"),
+        (["nosuch:app"], 2, "there is no module"),
+    ]
+    if said_by != "pyproject.toml":  # it is read after these
+        cases += [([app, "--lease", "soon"], 2, "is wrong"), ([app, "--nope"], 2, "No such option")]
+    for args, code, complaint in cases:
+        done = cli("worker", *args, *more)
+        assert (done.code, done.out) == (code, "")
+        [told] = objects(done.err)
+        assert (told["event"], told["level"], complaint in told["message"]) == ("cli.error", "error", True), told
+        assert not told["message"].startswith("error")
+    # Only a worker, and not for longer than it is asked to.
+    assert cli("jobs", "show", "x").err.startswith("error: ")
+    monkeypatch.setenv("TASKQ_LOG_FORMAT", "console")
+    assert cli("worker", "nosuch:app").err.startswith("error: ")
+
+
+def test_the_traceback_of_an_app_that_raises_is_one_object(cli: Cli, capsys: pytest.CaptureFixture[str]) -> None:
+    from taskq.cli import main
+
+    with pytest.raises(SystemExit):
+        main(["worker", f"{module(cli, '1 / 0')}:app", "--log-format", "json"])
+    traceback, complaint = objects(capsys.readouterr().err)
+    assert traceback["message"].splitlines()[-1] == "ZeroDivisionError: division by zero"
+    assert "raised ZeroDivisionError" in complaint["message"]
+
+
+@pytest.mark.parametrize("fmt", ["json", "console"])
+def test_a_defect_is_told_with_its_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fmt: str
+) -> None:
+    def breaks() -> None:
+        raise AssertionError("a defect")
+
+    monkeypatch.setattr("taskq.cli.main", breaks)
+    monkeypatch.setattr("sys.argv", ["taskq", "worker", "--log-format", fmt])
+    monkeypatch.setattr("taskq.boot.hold", lambda: None)
+    with pytest.raises(SystemExit if fmt == "json" else AssertionError) as ended:
+        __main__.main()
+    shown = capsys.readouterr().err
+    if fmt == "console":
+        assert shown == ""  # the interpreter prints it
+        return
+    assert isinstance(ended.value, SystemExit)
+    assert ended.value.code == 1
+    [told] = objects(shown)
+    assert told["event"] == "cli.crashed"
+    assert told["message"].splitlines()[-1] == "AssertionError: a defect"
+
+
+def test_a_health_port_that_one_of_several_processes_could_not_have_ends_all_before_the_start(cli: Cli) -> None:
+    (cli.folder / "shop.py").write_text(SHOP)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for first, said in (
+            (port - 1, f"cannot listen at 127.0.0.1 port {port}"),
+            (65535, "there is no port 65536"),
+        ):
+            options = ["--processes", "2", "--health-port", str(first), "--log-format", "json"]
+            with cli.process("worker", "shop:app", *options) as process:
+                output, _ = process.communicate(timeout=60)
+            assert process.returncode == 2, output
+            [told] = objects(output)
+            assert f"2 processes answer at the ports {first} to {first + 1}" in told["message"]
+            assert said in told["message"]
+
+
+def test_processes_on_a_database_without_taskq_say_so_in_few_words(cli: Cli, empty_dsn: str) -> None:
+    (cli.folder / "shop.py").write_text(SHOP)
+    options = ["--processes", "2", "--dsn", empty_dsn, "--log-format", "json"]
+    with cli.process("worker", "shop:app", *options) as process:
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1, output
+    told = objects(output)
+    assert "supervisor.hopeless" in [one["event"] for one in told]
+    assert "run 'taskq migrate up'" in output
+    assert ".sql" not in output
+
+
+def test_the_first_of_several_processes_lists_missing_migrations(
+    cli: Cli, conn: psycopg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = module(cli, SHOP)
+    last = [m.filename for m in migrate.status(cli.dsn) if m.kind == "pre"][-1]
+    conn.execute("delete from taskq.schema_migrations where filename = %s", (last,))
+    conn.commit()
+    for number in (0, 1):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            monkeypatch.setattr(Supervised, "from_environ", lambda n=number, s=theirs: Supervised(s, n))
+            done = cli("worker", f"{shop}:app")
+        assert (done.code, last in done.err, "run 'taskq migrate up'" in done.err) == (1, number == 0, True), done
+
+
+def test_help_of_the_worker_says_what_may_be_left_out(cli: Cli) -> None:
+    text = " ".join(cli.ok("worker", "--help").out.replace("│", " ").split())
+    assert "--processes N|auto" in text
+    assert "Port that answers /live and /ready; by default none." in text

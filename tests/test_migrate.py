@@ -265,9 +265,7 @@ def test_status_tells_the_states_apart(empty_dsn: str, tmp_path: Path) -> None:
 
 def test_the_check_at_boot(empty_dsn: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path, SIMPLE)
-    with pytest.raises(
-        SchemaBehind, match=r"nothing of taskq.*_01_pre_tables\.sql, .*_02_pre_rows\.sql; run 'taskq mi"
-    ):
+    with pytest.raises(SchemaBehind, match=r"nothing of taskq; run 'taskq migrate up'$"):
         migrate.check_compatible(empty_dsn, folder=folder)
     migrate.up(empty_dsn, folder=folder)
     (tmp_path / "old").mkdir()

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from taskq import boot
 from taskq.cli.output import run_cli
 
 __all__ = ["COMMANDS", "build", "main"]
@@ -82,6 +83,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit: 0 ok, 1 found something or failed, 2 usage or settings, 3 no connection."""
     args = list(sys.argv[1:] if argv is None else argv)
     asked = _asked_by_a_shell()
+    boot.choose_format(args)
     sys.exit(run_cli(lambda: _run(args, asked), args))
 
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from taskq import boot
 from taskq.errors import ConfigurationError, DatabaseUnavailable, TaskQError
 
 __all__ = ["ExitCode", "note", "print_json", "print_table", "run_cli", "show"]
@@ -121,7 +122,7 @@ def _driver_errors() -> tuple[type[Exception], ...]:
 
 
 def _error(exc: Exception, code: ExitCode, prefix: str = "") -> int:
-    note(f"error: {prefix}{' '.join(str(exc).split())}")
+    _complain(f"{prefix}{' '.join(str(exc).split())}")
     return code
 
 
@@ -143,13 +144,18 @@ def _usage(exc: _UsageError, args: Sequence[str]) -> int:
         if "://" in arg or "password" in arg:
             message = message.replace(arg, "***").replace(arg.partition("=")[2] or arg, "***")
     path = exc.ctx.command_path if exc.ctx else "taskq"
-    note(f"error: {message.rstrip('.')}; see '{path} --help'")
+    _complain(f"{message.rstrip('.')}; see '{path} --help'")
     return ExitCode.USAGE
 
 
+def _complain(message: str) -> None:
+    text = message if boot.is_json() else f"error: {message}"
+    print(boot.line(text, event="cli.error", level="error"), end="", file=sys.stderr, flush=True)
+
+
 def note(line: str) -> None:
-    """A line for people on standard error, as it is: not wrapped, no markup."""
-    print(line, file=sys.stderr, flush=True)
+    """A line for people on standard error, as it is: not wrapped, no markup; of a worker that logs JSON, in JSON."""
+    print(boot.line(line), end="", file=sys.stderr, flush=True)
 
 
 def show(

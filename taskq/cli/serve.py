@@ -23,7 +23,7 @@ from taskq.app import TaskQ
 from taskq.cli.database import not_allowed
 from taskq.cli.output import note
 from taskq.db.dsn import explain_connection_error, parse_dsn
-from taskq.errors import ConfigurationError, DatabaseUnavailable, from_sqlstate
+from taskq.errors import ConfigurationError, DatabaseUnavailable, TaskQError, from_sqlstate
 from taskq.policy import check_name
 from taskq.settings import Settings
 from taskq.telemetry import get_logger
@@ -146,6 +146,11 @@ def run_worker(
         while True:
             try:
                 return loop.run_until_complete(main)
+            except asyncio.CancelledError:
+                raise TaskQError(
+                    "the worker's own tasks were cancelled, so it has ended: code in this process cancels all of "
+                    "asyncio.all_tasks(); make it cancel only what it has started, and start the worker again"
+                ) from None
             except (SystemExit, KeyboardInterrupt, RuntimeError) as exc:
                 # A body has stopped the loop, or raised in a task or callback beside it what a loop lets out. The
                 # worker is as it was: whether it stops is for signals to say.

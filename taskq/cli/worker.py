@@ -38,7 +38,9 @@ def command(
     ] = None,
     processes: Annotated[
         str | None,
-        typer.Option("--processes", help="Run N worker processes under a supervisor; auto: one a core.", metavar="N"),
+        typer.Option(
+            "--processes", help="Run N worker processes under a supervisor; auto: one a core.", metavar="N|auto"
+        ),
     ] = None,
     max_jobs: Annotated[
         str | None, typer.Option("--max-jobs", help="Replace a process after about N bodies.", metavar="N")
@@ -55,7 +57,8 @@ def command(
         str | None, typer.Option("--child-max-memory", help="The same for child processes.", metavar="SIZE")
     ] = None,
     health_port: Annotated[
-        str | None, typer.Option("--health-port", help="Port that answers /live and /ready [none].", metavar="PORT")
+        str | None,
+        typer.Option("--health-port", help="Port that answers /live and /ready; by default none.", metavar="PORT"),
     ] = None,
     health_host: Annotated[
         str | None, typer.Option("--health-host", help="Address for it [127.0.0.1].", metavar="HOST")
@@ -77,9 +80,10 @@ def command(
     connect; 75 a body still ran as the lease ran out; 76 a body in a thread outlived its timeout; 77 --max-jobs or
     --max-memory was reached. After 75, 76 and 77 start the worker again; a supervisor does.
     """
+    from taskq import boot
     from taskq.cli.apps import load_app
     from taskq.cli.serve import check_origin, choose_database, options_of, run_worker
-    from taskq.errors import ConfigurationError
+    from taskq.errors import ConfigurationError, SchemaBehind
     from taskq.settings import load
     from taskq.telemetry import configure_for_terminal
     from taskq.worker.supervised import Supervised
@@ -102,6 +106,7 @@ def command(
         "dsn": dsn,
     }
     settings = load(require_dsn=False, app=app, processes=processes, health_port=health_port, **flags)
+    boot.use_format(settings.log_format)
     if settings.app is None:
         raise ConfigurationError(
             "no app is named; write 'taskq worker module:attribute', such as shop.tasks:app, or set TASKQ_APP"
@@ -118,4 +123,12 @@ def command(
     configure_for_terminal(style, settings.log_level, process=None if link is None else options.name)
     check_origin()
     dsn = choose_database(loaded, settings)
-    return run_worker(loaded, dsn, options, reference=settings.app, link=link)
+    try:
+        return run_worker(loaded, dsn, options, reference=settings.app, link=link)
+    except SchemaBehind:
+        if link is None or link.number == 0:
+            raise
+        # The list may be long, and the first of the processes prints it.
+        raise SchemaBehind(
+            f"the schema {loaded.schema} lacks migrations ('taskq migrate status' lists them); run 'taskq migrate up'"
+        ) from None

@@ -134,7 +134,7 @@ def check_compatible(
         folder: the migrations folder; by default the one that came with taskq.
 
     Raises:
-        SchemaBehind: pre files are missing; the message names them in order, and the command.
+        SchemaBehind: pre files are missing; the message names them in order, unless that is all, and the command.
         SchemaNewer: post files of a later release are applied, after which this code no longer works.
         MigrationError: the history differs from the files in another way.
     """
@@ -154,9 +154,10 @@ def check_applied(rows: Iterable[tuple[str, Kind, str]], schema: str = "taskq", 
     missing = [m for m in migrations if m.kind == "pre" and m.filename not in applied]
     # Behind first: it is the usual case, and the message that helps most.
     if missing and all(name <= last for name in applied):
-        have = "has nothing of taskq" if not applied else "is behind this code"
+        if not applied:
+            raise SchemaBehind(f"the schema {schema} has nothing of taskq; run 'taskq migrate up'")
         raise SchemaBehind(
-            f"the schema {schema} {have} (taskq {code_version()}); missing, in order: {names(missing)}; "
+            f"the schema {schema} is behind this code (taskq {code_version()}); missing, in order: {names(missing)}; "
             "run 'taskq migrate up'"
         )
     records.check_history(migrations, applied)

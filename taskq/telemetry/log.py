@@ -10,11 +10,15 @@ import json
 import logging
 import math
 import sys
+import time
 from collections.abc import MutableMapping
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any, Literal, cast
 
 import structlog
+
+from taskq import boot
 
 ROOT = "taskq"
 _RESERVED = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime"}
@@ -53,7 +57,8 @@ class _Telling(structlog.stdlib.BoundLogger):
         except Exception as exc:
             with suppress(Exception):
                 assert sys.__stderr__ is not None
-                sys.__stderr__.write(f"taskq: {event} could not be logged: {type(exc).__name__}\n")
+                text = f"taskq: {event} could not be logged: {type(exc).__name__}"
+                sys.__stderr__.write(boot.line(text, event="log.failed", level="error", logger="telemetry"))
 
 
 def get_logger(name: str, **fields: Any) -> structlog.stdlib.BoundLogger:
@@ -72,9 +77,11 @@ def get_logger(name: str, **fields: Any) -> structlog.stdlib.BoundLogger:
     return cast(structlog.stdlib.BoundLogger, logger.bind(**fields) if fields else logger)
 
 
-def _console_format(process: str | None) -> str:
-    label = "" if process is None else f"[{process.replace('%', '%%')}] "
-    return f"%(asctime)s %(levelname)-7s {label}%(message)s"
+class _ConsoleLines(logging.Formatter):
+    def __init__(self, process: str | None = None) -> None:
+        label = "" if process is None else f"[{process.replace('%', '%%')}] "
+        super().__init__(f"%(asctime)s %(levelname)-7s {label}%(message)s", "%Y-%m-%d %H:%M:%SZ")
+        self.converter = time.gmtime  # lines of machines in several zones are read side by side
 
 
 class _JsonLines(logging.Formatter):
@@ -85,7 +92,7 @@ class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
         line: dict[str, Any] = {
-            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}",
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": getattr(record, "event", None) or record.getMessage(),
@@ -102,7 +109,7 @@ class _JsonLines(logging.Formatter):
 def configure_for_terminal(
     fmt: Literal["console", "json"] = "console", level: str = "INFO", *, process: str | None = None
 ) -> None:
-    """Show taskq's events on standard error, unless the application has configured logging itself.
+    """Show taskq's events on standard error, with times in UTC, unless the application has configured logging itself.
 
     A handler on the root logger, or on ``taskq``, means that it has: then nothing is changed.
 
@@ -116,9 +123,7 @@ def configure_for_terminal(
     if logging.getLogger().handlers or logger.handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(
-        _JsonLines(process) if fmt == "json" else logging.Formatter(_console_format(process), "%H:%M:%S")
-    )
+    handler.setFormatter(_JsonLines(process) if fmt == "json" else _ConsoleLines(process))
     logger.addHandler(handler)
     logger.setLevel(level.upper())
     logger.propagate = False

@@ -115,6 +115,23 @@ class Vitals:
             await asyncio.sleep(0.01)
 
 
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0 takes a free one.
+
+    Raises:
+        ConfigurationError: It cannot listen there.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=MOST_CLIENTS)
+    except (OSError, OverflowError) as exc:
+        why = getattr(exc, "strerror", None) or exc
+        raise errors.ConfigurationError(
+            f"the health endpoint cannot listen at {host} port {port}: {why}; choose another health_port or "
+            "health_host, or stop what listens there"
+        ) from None
+
+
 class HealthServer(threading.Thread):
     """Answers ``GET`` and ``HEAD`` of ``/live`` and ``/ready`` with 200 or 503 and a JSON object, until closed.
 
@@ -128,14 +145,7 @@ class HealthServer(threading.Thread):
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__(name="taskq-health", daemon=True)
-        try:
-            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-            self._socket = socket.create_server(address[:2], family=family, backlog=MOST_CLIENTS)
-        except OSError as exc:
-            raise errors.ConfigurationError(
-                f"the health endpoint cannot listen at {host} port {port}: {exc.strerror or exc}; choose another "
-                "health_port or health_host, or stop what listens there"
-            ) from None
+        self._socket = listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         self.vitals: Vitals | None = None
         """What to tell; None while the worker starts."""

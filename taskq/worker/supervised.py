@@ -13,16 +13,22 @@ from typing import Final
 from taskq.worker.parent import follow
 
 VARIABLE: Final = "TASKQ_SUPERVISOR"
-"""The environment variable by which a supervisor tells its process id and the socket's descriptor."""
+"""How a supervisor tells, in the environment, its process id, the socket's descriptor and the place's number."""
 READY: Final = b"R"
 WANTS_SUCCESSOR: Final = b"W"
 
 
 class Supervised:
-    """The link of a worker process to its supervisor."""
+    """The link of a worker process to its supervisor.
 
-    def __init__(self, sock: socket.socket) -> None:
+    Args:
+        sock: Where the supervisor hears it.
+        number: Of its place among the supervisor's processes, from 0.
+    """
+
+    def __init__(self, sock: socket.socket, number: int) -> None:
         self._sock = sock
+        self.number = number
 
     @classmethod
     def from_environ(cls) -> Supervised | None:
@@ -30,11 +36,11 @@ class Supervised:
         told = os.environ.pop(VARIABLE, None)
         if told is None:
             return None
-        parent, handle = map(int, told.split(":"))
+        parent, handle, number = map(int, told.split(":"))
         os.set_inheritable(handle, False)
         if not follow(parent, signal.SIGTERM):
             os.kill(os.getpid(), signal.SIGTERM)
-        return cls(socket.socket(fileno=handle))
+        return cls(socket.socket(fileno=handle), number)
 
     def say(self, what: bytes) -> None:
         """Tell the supervisor; if it has gone, ``watch`` notices."""

@@ -223,7 +223,7 @@ class Supervisor:
         with theirs:
             process = subprocess.Popen(
                 [*self._command, f"--name={name}", *more],
-                env={**self._environ, VARIABLE: f"{os.getpid()}:{theirs.fileno()}"},
+                env={**self._environ, VARIABLE: f"{os.getpid()}:{theirs.fileno()}:{slot.number}"},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 # Of its own group: Ctrl-C at the terminal is for the supervisor to pass on, once.

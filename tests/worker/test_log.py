@@ -1,9 +1,14 @@
-"""Logging that fails: told on standard error, and never the reason why a body runs twice or a worker stops."""
+"""The lines of the log, and logging that fails: never the reason why a body runs twice or a worker stops."""
 
 from __future__ import annotations
 
+import json
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import asyncpg
@@ -97,3 +102,19 @@ def test_what_cannot_be_logged_is_told_on_standard_error(
     monkeypatch.setattr("sys.__stderr__", type("Stream", (), {"write": staticmethod(told.append)}))
     call("job.failed", error=Unprintable())
     assert told == ["taskq: job.failed could not be logged: RuntimeError\n"]
+
+
+def logged(fmt: str, zone: str) -> str:
+    """One line of a process of its own in a zone."""
+    source = "from taskq.telemetry import *; import sys; configure_for_terminal(sys.argv[1]); get_logger('w').info('e')"
+    command = [sys.executable, "-c", source, fmt]
+    environ = {**os.environ, "TZ": zone, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(command, env=environ, stderr=subprocess.PIPE, text=True, check=True, timeout=60).stderr
+
+
+def test_times_say_that_they_are_utc_wherever_the_machine_stands() -> None:
+    in_json = datetime.fromisoformat(json.loads(logged("json", "America/New_York"))["time"])
+    assert in_json.utcoffset() == timedelta(0)
+    on_console = datetime.strptime(logged("console", "Asia/Tokyo")[:20], "%Y-%m-%d %H:%M:%SZ").replace(tzinfo=UTC)
+    for time in (in_json, on_console):
+        assert abs(datetime.now(UTC) - time) < timedelta(minutes=10)
