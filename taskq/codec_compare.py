@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from taskq.codec_values import join
+from taskq.errors import PayloadError
 
 __all__ = ["difference", "instant"]
 
@@ -27,7 +28,11 @@ def difference(given: Any, back: Any, path: str) -> str | None:
     Equal is what Python calls equal, with these differences: True and 1 differ; datetimes are equal if they name the
     same instant, whatever their zones; two Decimals must have the same digits; objects are equal if their fields are,
     whether or not their class defines ``==``. An instance of a subclass equals one of its builtin base class, an int
-    the float or Decimal of the same number.
+    the float or Decimal of the same number. A float equals no Decimal, not even where the number is the same: whether
+    it is depends on the value, so what works in a test would fail with another.
+
+    Raises:
+        PayloadError: A float was given where a Decimal is declared.
     """
     kind, came = type(given), type(back)
     if came is dict:
@@ -39,7 +44,7 @@ def difference(given: Any, back: Any, path: str) -> str | None:
     if came is set or came is frozenset:
         if not isinstance(given, came) or len(given) != len(back):
             return path
-        return None if {_settled(v) for v in given} == {_settled(v) for v in back} else path
+        return _of_sets(given, back, path)
     if isinstance(back, msgspec.Struct) or hasattr(came, "__dataclass_fields__") or hasattr(came, "__attrs_attrs__"):
         if kind is not came:
             return path
@@ -48,6 +53,7 @@ def difference(given: Any, back: Any, path: str) -> str | None:
         return _of_pairs(fields, path)
     if hasattr(came, "model_validate_json"):
         return _of_models(given, back, path)
+    _refuse_float(given, back, path)
     return None if _same(given, back) else path
 
 
@@ -62,10 +68,21 @@ def instant(value: datetime) -> datetime:
         return value
 
 
+def _of_sets(given: Any, back: Any, path: str) -> str | None:
+    mine = {_settled(v): v for v in given}
+    theirs = {_settled(v): v for v in back}
+    alone = [v for k, v in theirs.items() if k not in mine]
+    # Those without a counterpart in any order: they differ, and the look is for what has a message of its own.
+    pairs = [(v, theirs[k] if k in theirs else alone.pop(), path) for k, v in mine.items() if k in theirs or alone]
+    found = _of_pairs(pairs, path)
+    return path if found or mine.keys() != theirs.keys() else None
+
+
 def _of_dicts(given: Any, back: dict[Any, Any], path: str) -> str | None:
     mine = {_settled(k): (k, v) for k, v in given.items()}
     theirs = {_settled(k): (k, v) for k, v in back.items()}
     for k, (key, _) in mine.items():
+        _refuse_float(key, theirs[k][0] if k in theirs else next(iter(theirs), None), join(path, key))
         if k not in theirs or not _same(key, theirs[k][0]):
             return join(path, key)
     if len(mine) != len(theirs):
@@ -94,6 +111,16 @@ def _of_pairs(pairs: Iterable[tuple[Any, Any, str]], path: str) -> str | None:
         if a is not b and (found := difference(a, b, p)):
             return found
     return None
+
+
+def _refuse_float(given: Any, back: Any, path: str) -> None:
+    if isinstance(given, float) and isinstance(back, Decimal):
+        said = float.__repr__(given)
+        raise PayloadError(
+            f"{path}: {said} is a float where Decimal is declared, and a float holds few decimal fractions exactly; "
+            f"pass a Decimal made from text, such as Decimal('{said}')",
+            path=path,
+        )
 
 
 def _same(given: Any, back: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -301,7 +302,6 @@ class MyInt(int):
     [
         (float, 3, "3"),
         (Decimal, 3, "3"),
-        (Decimal, 0.5, "0.5"),
         (int, Level.HIGH, "2"),
         (Level, 2, "2"),
         (str, Colour.RED, '"red"'),
@@ -325,6 +325,44 @@ def test_equal_values_of_other_types_arrive_as_the_declared_type(
     assert back == value
     kind = typing.get_origin(declared) or declared
     assert declared is Any or type(back) is kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Price:
+    amount: Decimal
+
+
+@pytest.mark.parametrize("number", [2.5, 3.0, 1e22, 0.0, 19.99, 0.1])
+@pytest.mark.parametrize(
+    ("declared", "wrap", "path"),
+    [
+        (Decimal, lambda f: f, "x"),
+        (Decimal | None, lambda f: f, "x"),
+        (list[Decimal], lambda f: [Decimal(1), f], "x[1]"),
+        (tuple[int, Decimal], lambda f: (1, f), "x[1]"),
+        (set[Decimal], lambda f: {f}, "x"),
+        (frozenset[Price], lambda f: frozenset({Price(f)}), "x.amount"),
+        (dict[str, Price], lambda f: {"a": Price(f)}, "x.a.amount"),
+        (dict[Decimal, int], lambda f: {f: 1}, "x[{}]"),
+    ],
+    ids=["plain", "optional", "list", "tuple", "set", "frozenset", "dict", "key"],
+)
+def test_a_float_for_a_decimal_is_refused_whatever_its_number(
+    declared: Any, wrap: Callable[[float], Any], path: str, number: float
+) -> None:
+    one = codec(declared, declared)
+    path = path.format(number)
+    cure = re.escape(f"{path}: {number!r} is a float") + ".*" + re.escape(f"such as Decimal('{number!r}')")
+    with pytest.raises(PayloadError, match=cure) as caught:
+        one.encode((wrap(number),), {})
+    assert caught.value.path == path
+    with pytest.raises(ResultNotStorable, match="is a float where Decimal is declared"):
+        one.encode_result(wrap(number))
+
+
+def test_a_float_is_taken_where_it_is_declared_beside_decimal() -> None:
+    one = codec(Decimal | float)
+    assert one.decode(one.encode((2.5,), {})) == {"x": 2.5}
 
 
 @pytest.mark.parametrize(

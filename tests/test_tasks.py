@@ -271,3 +271,14 @@ def test_types_are_those_of_the_function() -> None:
     for n, code in expected.items():
         assert f"[{code}]" in found[n], found[n]
     assert (Path(sys.modules["taskq"].__file__ or "").parent / "py.typed").is_file()
+
+
+def test_an_unknown_option_is_answered_with_all_that_there_are() -> None:
+    app = TaskQ("postgresql://nobody@127.0.0.1:1/x")
+
+    def body() -> None: ...
+
+    with pytest.raises(TaskDefinitionError, match="it knows name, process, queue, priority"):
+        app.task(retries=5)(body)  # type: ignore[call-overload]
+    with pytest.raises(TaskDefinitionError, match="did you mean 'process'"):
+        app.task(proces=True)(body)  # type: ignore[call-overload]

@@ -44,6 +44,10 @@ def check_database(dsn: object, pool_size: object) -> tuple[str | None, int]:
     return dsn, pool_size
 
 
+_NO_POLICY = ("name", "process")
+"""Options of ``task()`` that are no part of the policy."""
+
+
 def check_job_id(value: object) -> UUID:
     """The id of a job, of a UUID or of its text.
 
@@ -127,7 +131,8 @@ def check_task_options(options: Mapping[str, Any]) -> PolicyLayer:
     for name in options:
         if name not in known:
             raise TaskDefinitionError(
-                f"task() has no option {name!r}{did_you_mean(name, known)}; it knows name, {', '.join(known)}"
+                f"task() has no option {name!r}{did_you_mean(name, [*_NO_POLICY, *known])}; it knows "
+                f"{', '.join([*_NO_POLICY, *known])}"
             )
     return PolicyLayer(**options)
 
