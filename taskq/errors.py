@@ -16,6 +16,7 @@ from uuid import UUID
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 8_000
 EFFECT_CLASS_SQLSTATE = "WF010"
+NO_RIGHTS_SQLSTATE = "42501"
 
 
 class TaskQError(Exception):
@@ -107,6 +108,10 @@ class PoolerInBetween(ConfigurationError):
 
 class SyncCallInEventLoop(TaskQError):
     """A blocking call was made where an event loop runs; the message names the call to await instead."""
+
+
+class NotPermitted(TaskQError):
+    """The database's user lacks the rights for this, and nothing was done; the message names the role to grant."""
 
 
 class UnsupportedConnection(TaskQError, TypeError):
@@ -341,6 +346,21 @@ def from_sqlstate(exc: BaseException) -> TaskQError | None:
         return EffectClassUnsupported(f"{message}. {hint}" if hint else str(message))
     kind = _BY_SQLSTATE.get(state)
     return kind(str(message), detail=_json_object(detail), hint=hint) if kind else None
+
+
+def not_permitted(exc: BaseException, role: str) -> NotPermitted | None:
+    """The error for a statement that the user has no rights for, or None if that is not what happened.
+
+    Args:
+        exc: What asyncpg or psycopg raised.
+        role: The role that has what is needed, such as ``taskq_worker``.
+    """
+    if getattr(exc, "sqlstate", None) != NO_RIGHTS_SQLSTATE:
+        return None
+    said = str(exc).partition("\n")[0]  # psycopg shows the place in the statement below it
+    return NotPermitted(
+        f"the database's user may not do this ({said}); let somebody who may grant the role {role} to that user"
+    )
 
 
 def describe(exc: BaseException) -> dict[str, str]:

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import anyio
 
-from taskq.client.answers import Waiting, job_info, placed, translated
+from taskq.client.answers import Waiting, job_info, placed, role_for, translated
 from taskq.client.connections import kind_for, send
 from taskq.client.requests import Batch
 from taskq.db.pools import AsyncPool
@@ -82,6 +82,6 @@ class AsyncClient:
         return (await self._fetch(query, *arguments))[0][0]
 
     async def _fetch(self, query: str, *arguments: Any) -> Any:
-        with translated(self._schema):
+        with translated(self._schema, role_for(query)):
             async with self.pool.connection() as connection:
                 return await connection.fetch(self._queries[query], *arguments)

@@ -21,24 +21,35 @@ from taskq.errors import (
     SchemaBehind,
     TaskQError,
     from_sqlstate,
+    not_permitted,
 )
 from taskq.handle import JobInfo
 
-__all__ = ["Waiting", "job_info", "placed", "translated"]
+__all__ = ["Waiting", "job_info", "placed", "role_for", "translated"]
 
 FIRST_POLL: Final = 0.005
 LONGEST_POLL: Final = 0.5
 _MISSING_OBJECT: Final = ("42883", "3F000", "42P01")
 
 
+def role_for(query: str) -> str:
+    """The suffix of the role that may do what a query of ``db/sql/client.sql`` does."""
+    return "operator" if query in ("retry", "resolve") else "producer"
+
+
 @contextmanager
-def translated(schema: str) -> Iterator[None]:
+def translated(schema: str, role: str = "producer") -> Iterator[None]:
     """Turn what either driver raises in the block into the errors of taskq; what is none of ours goes through.
 
     SQLAlchemy and Django wrap what the driver raised; what goes through stays in their wrapping, as callers expect it.
 
+    Args:
+        schema: The schema of taskq.
+        role: The suffix of the role that may do it, for whom has not the rights.
+
     Raises:
         DatabaseRefusal: The schema refused the statement, with a class for each SQLSTATE.
+        NotPermitted: The user lacks the rights.
         SchemaBehind: The schema, or the function that was called, is not there.
         DatabaseUnavailable: The connection was lost; whether the statement took effect is not known.
     """
@@ -52,6 +63,8 @@ def translated(schema: str) -> Iterator[None]:
             raise
         if ours := from_sqlstate(cause):
             raise ours from exc
+        if denied := not_permitted(cause, f"{schema}_{role}"):
+            raise denied from exc
         state = getattr(cause, "sqlstate", None)
         if state in _MISSING_OBJECT and schema in str(cause):
             raise SchemaBehind(

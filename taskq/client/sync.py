@@ -10,7 +10,7 @@ from uuid import UUID
 import psycopg
 from psycopg.rows import dict_row, tuple_row
 
-from taskq.client.answers import Waiting, job_info, placed, translated
+from taskq.client.answers import Waiting, job_info, placed, role_for, translated
 from taskq.client.connections import adapt, kind_for, send_sync
 from taskq.client.requests import Batch
 from taskq.db.pools import SyncPool
@@ -86,6 +86,6 @@ class SyncClient:
         return self._fetch(query, *arguments)[0][0]
 
     def _fetch(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
-        with translated(self._schema), self.pool.connection() as connection:
+        with translated(self._schema, role_for(query)), self.pool.connection() as connection:
             cursor = psycopg.RawCursor(connection, row_factory=tuple_row)
             return cursor.execute(self._queries[query].encode(), arguments, prepare=True).fetchall()

@@ -237,7 +237,7 @@ def read_rows(conn: Connection, schema: str) -> list[Row]:
         with conn.cursor(row_factory=class_row(Row)) as cursor:
             return cursor.execute(compose(_APPLIED, schema)).fetchall()
     except errors.InsufficientPrivilege as exc:
-        raise failed(exc, f"{schema}.schema_migrations cannot be read", conn) from None
+        raise failed(exc, f"{schema}.schema_migrations cannot be read", conn) from exc
 
 
 def read_lease(conn: Connection, schema: str) -> LeaseRow:

@@ -138,6 +138,7 @@ class Worker:
         Raises:
             ConfigurationError: The health endpoint cannot listen at its port.
             MigrationError: The schema is behind or ahead of this code.
+            NotPermitted: The database's user has not the rights of a worker.
             OSError, asyncpg.PostgresError: The database cannot be reached at boot.
         """
         options = self.options
@@ -154,10 +155,14 @@ class Worker:
     async def _run_safely(self, health: HealthServer | None, signals: bool) -> int:
         try:
             return await self._run(health, signals)
-        except Exception:
+        except Exception as exc:
             if self._stop.is_set() and not self.ready.is_set():
                 log.info("worker.stopped_at_boot")
                 return EXIT_OK
+            cause = exc.__cause__ if isinstance(exc, errors.MigrationError) and exc.__cause__ else exc
+            denied = errors.not_permitted(cause, f"{self._schema}_worker")
+            if denied is not None and not self.ready.is_set():
+                raise denied from exc
             raise
 
     async def _run(self, health: HealthServer | None, signals: bool) -> int:
@@ -199,7 +204,8 @@ class Worker:
                 log.exception("worker.failed", bodies=self.parts.executor.busy)
             raise
         finally:
-            if await self.parts.close(self._running, self._code, self._on_abandoned):
+            closed = await self.parts.close(self._running, self._code, self._on_abandoned)
+            if closed and self.worker_id is not None:
                 log.info(
                     "worker.stopped",
                     worker_id=self.worker_id,
