@@ -103,7 +103,8 @@ class Database:
         Raises:
             TaskQError: The database refuses, or cannot do it; one class for each of taskq's own refusals.
         """
-        with in_words(self.schema, _ROLES.get(query, "reader")), translated(self.schema):
+        role = _ROLES.get(query, "reader")
+        with in_words(self.schema, role), translated(self.schema, role):
             cursor = psycopg.RawCursor(self._connection, row_factory=dict_row)
             return cursor.execute(self._queries[query].encode(), arguments).fetchall()
 
