@@ -41,7 +41,9 @@ LIST_TIMEOUT = "30s"
 
 _ROLES = {
     "enqueue": "producer",
-    **dict.fromkeys(("cancel", "retry", "resolve", "pause_queue", "resume_queue", "drain", "steer_many"), "operator"),
+    **dict.fromkeys(
+        ("cancel", "retry", "resolve", "pause_queue", "known_queues", "resume_queue", "drain", "steer_many"), "operator"
+    ),
 }
 """What a query needs beyond reading, by the suffix of the role that gives it."""
 
