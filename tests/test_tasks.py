@@ -192,7 +192,11 @@ def test_options_are_checked_and_named(app: TaskQ, options: dict[str, Any], said
 
 def test_an_unknown_option_and_a_wrong_default_are_named(app: TaskQ) -> None:
     wrong: list[tuple[Any, type[Exception], str]] = [
-        (lambda: app.task(quue="x"), TaskDefinitionError, r"'quue' \(did you mean 'queue'\?\); it knows name, queue"),  # type: ignore[call-overload]
+        (
+            lambda: app.task(quue="x"),
+            TaskDefinitionError,
+            r"'quue' \(did you mean 'queue'\?\); it knows name, process, queue",
+        ),  # type: ignore[call-overload]
         (lambda: TaskQ(defaults={"timeout": 3}), InvalidPolicy, r"defaults is \{'timeout': 3\}; give a PolicyLayer"),  # type: ignore[arg-type]
         (lambda: TaskQ(queues=["a"]), InvalidPolicy, r"queues is \['a'\]; give a mapping"),  # type: ignore[arg-type]
         (lambda: TaskQ(queues={"a": 3}), InvalidPolicy, r"queues\['a'\] is 3; give a PolicyLayer"),  # type: ignore[dict-item]
