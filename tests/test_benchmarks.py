@@ -147,7 +147,7 @@ def test_a_core_in_rust_is_no_python_peer_but_is_a_peer() -> None:
         "value": 0.9,
         "low": 0.9,
         "high": 0.9,
-        "target": ">= 1",
+        "target": ">= 1.5",
         "met": False,
         "against": "awa",
     }

@@ -355,7 +355,7 @@ def test_a_lease_that_nobody_noticed(cli: Cli, conn: Conn) -> None:
     conn.execute("update taskq.workers set lease_expires_at = taskq.now() - interval '50 s'")
     found = diagnose(cli)
     assert ill(found) == {"workers": "fail"}
-    assert "ran out 50 s ago" in found["workers"]["found"]
+    assert re.search(r"ran out (5\d|[6-9]\d) s ago", found["workers"]["found"])
     q.lose(conn, worker)
     conn.execute("update taskq.workers set lease_expires_at = renewed_at")
     found = diagnose(cli)

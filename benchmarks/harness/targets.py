@@ -177,8 +177,8 @@ RATIOS: Collection[Target] = (
         for kind in ("noop", "1ms")
         for processes in (1, 2, 4)
     ),
-    Target("bulk_vs_fastest_peer", _over_peer("bulk", "jobs_per_s"), ">=", 1.0),
-    Target("single_vs_fastest_peer", _over_peer("single", "jobs_per_s"), ">=", 1.0),
+    Target("bulk_vs_fastest_peer", _over_peer("bulk", "jobs_per_s"), ">=", 1.5),
+    Target("single_vs_fastest_peer", _over_peer("single", "jobs_per_s"), ">=", 1.1),
     Target("notify_vs_silent", _over_own("notify", "notify", "adaptive_jobs_per_s", "silent_jobs_per_s"), ">=", 0.8),
     Target("pickup_p50_vs_best_peer", _over_peer("pickup_idle", "p50_ms", largest=False), "<=", 1.0),
     Target("pickup_p99_vs_best_peer", _over_peer("pickup_idle", "p99_ms", largest=False), "<=", 1.0),
@@ -190,14 +190,14 @@ RATIOS: Collection[Target] = (
         "<=",
         1.0,
     ),
-    Target("idle_statements_per_s", _figure("idle", "statements_per_s"), "<=", 2.0),
+    Target("idle_statements_per_s", _figure("idle", "statements_per_s"), "<=", 1.5),
     Target("idle_memory_vs_leanest_peer", _over_peer("idle", "resident_mib", largest=False), "<=", 1.5),
     Target("drain_pinned_horizon_vs_free", _over_own("pinned_held", "pinned_free"), ">=", 0.9),
     Target(
         "drain_pinned_horizon_at_end_vs_free", _over_own("pinned_held", "pinned_free", "jobs_per_s_at_end"), ">=", 0.9
     ),
-    Target("drain_1m_finished_vs_empty", _over_own("finished_1m", "finished_0"), ">=", 0.95),
-    Target("drain_10m_finished_vs_empty", _over_own("finished_10m", "finished_0"), ">=", 0.95),
-    Target("drain_1m_later_vs_empty", _over_own("later_1m", "later_0"), ">=", 0.95),
+    Target("drain_1m_finished_vs_empty", _over_own("finished_1m", "finished_0"), ">=", 0.9),
+    Target("drain_10m_finished_vs_empty", _over_own("finished_10m", "finished_0"), ">=", 0.9),
+    Target("drain_1m_later_vs_empty", _over_own("later_1m", "later_0"), ">=", 0.9),
     Target("drain_1000_queues_vs_one", _over_own("queues_1000", "queues_1"), ">=", 0.5),
 )
