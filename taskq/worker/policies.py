@@ -54,5 +54,5 @@ class PolicyCache:
         for row in rows:
             try:
                 self._policies[row["id"]] = ExecutionPolicy.from_spec(json.loads(row["spec"]))
-            except (errors.TaskQError, TypeError, ValueError, KeyError) as exc:
+            except (errors.TaskQError, AttributeError, TypeError, ValueError) as exc:
                 log.error("policy.unreadable", policy_id=row["id"], error=str(exc))
