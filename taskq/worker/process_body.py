@@ -66,9 +66,9 @@ class ProcessBody:
             self._kill_at = self._loop.call_at(due, self._kill)
 
     def _kill(self) -> None:
-        if self._child is not None:
-            log.warning("job.process_killed", job_id=self._claim.job_id, task=self._claim.task, pid=self._child.pid)
-            self._child.kill()
+        assert self._child is not None, "the timer is cancelled once the child is given back"
+        log.warning("job.process_killed", job_id=self._claim.job_id, task=self._claim.task, pid=self._child.pid)
+        self._child.kill()
 
     async def run(self) -> BodyEnd:
         """Run it; how it ended. Where it was stopped, its process is gone by then."""
