@@ -128,9 +128,6 @@ async def test_a_job_ends_by_the_policy_that_was_in_force_when_it_was_enqueued(
         async def after() -> None:
             raise ValueError("no")
 
-        async def ended() -> list[str]:
-            return await outcomes(aconn, old.id)
-
         async def ends() -> Any:
             return await outcomes(aconn, old.id)
 
