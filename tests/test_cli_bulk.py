@@ -17,6 +17,7 @@ from helpers import eventually
 from psycopg.types.json import Jsonb
 
 from taskq.cli import bulk
+from taskq.cli.database import in_words
 
 Conn = psycopg.Connection[Any]
 
@@ -223,6 +224,18 @@ def test_ctrl_c_leaves_whole_batches_and_the_same_command_goes_on(cli: Cli, conn
     assert statuses(conn) == {"cancelled": 2 * bulk.BATCH, "pending": 10}
     assert cli.ok("jobs", "cancel", "--task", "t", "--yes").out == "10 jobs: 10 cancelled\n"
     assert q.violations(conn) == []
+
+
+def test_a_statement_that_ends_by_itself_while_ctrl_c_cancels_it_was_interrupted() -> None:
+    @in_words("taskq", "operator")
+    def cancelled_too_late() -> None:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise psycopg.errors.LockNotAvailable from None
+
+    with pytest.raises(KeyboardInterrupt):
+        cancelled_too_late()
 
 
 def test_the_batches_of_a_bulk_action_read_an_index(conn: Conn) -> None:

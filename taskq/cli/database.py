@@ -64,7 +64,8 @@ def in_words(schema: str, role: str) -> Iterator[None]:
         TaskQError: The database refuses, or cannot do it.
     """
     try:
-        yield
+        with interrupts_first():
+            yield
     except psycopg.errors.QueryCanceled:
         raise TaskQError(f"the database took longer than {LIST_TIMEOUT}; ask for less, with --since") from None
     except psycopg.errors.InsufficientPrivilege as exc:
@@ -77,6 +78,17 @@ def in_words(schema: str, role: str) -> Iterator[None]:
         raise Busy(f"others are at work on the same rows ({exc.diag.message_primary}); try again") from None
     except psycopg.Error as exc:
         raise TaskQError(f"the database refused: {exc.diag.message_primary or exc}") from None
+
+
+@contextmanager
+def interrupts_first() -> Iterator[None]:
+    """Let Ctrl-C count where the statement that it cancels ends by itself at that moment, of a lock timeout, say."""
+    try:
+        yield
+    except psycopg.Error as exc:
+        if isinstance(exc.__context__, KeyboardInterrupt):
+            raise exc.__context__ from None
+        raise
 
 
 def not_allowed(said: object, role: str) -> TaskQError:
