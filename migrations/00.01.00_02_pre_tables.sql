@@ -20,7 +20,10 @@ create table {{schema}}.jobs (
   generation integer not null default 0,
   pruned_attempts integer not null default 0,
   required_worker_schema integer,
+  key_generation integer,
+  checkpoint_version integer,
   priority smallint not null default 5,
+  has_effects boolean,
   status text not null default 'pending',
   effect_class text not null default 'idempotent',
   queue text not null,
@@ -29,7 +32,9 @@ create table {{schema}}.jobs (
   held_reason text,
   unique_scope text,
   unique_key text,
+  ordering_key text,
   payload jsonb not null,
+  checkpoint jsonb,
   tags text[],
   meta jsonb,
   -- Few and cheap: every insert and every claim checks them all. Names are checked by enqueue.
@@ -76,7 +81,10 @@ comment on column {{schema}}.jobs.releases is 'How often a stopping worker hande
 comment on column {{schema}}.jobs.generation is 'How often the finished job has been reopened.';
 comment on column {{schema}}.jobs.pruned_attempts is 'Ended attempts whose ledger partition has been dropped.';
 comment on column {{schema}}.jobs.required_worker_schema is 'The capability level that a worker must have to run it; null for none.';
+comment on column {{schema}}.jobs.key_generation is 'The generation that its outside idempotency key carries; null while no effects were promised for an earlier generation.';
+comment on column {{schema}}.jobs.checkpoint_version is 'How often its checkpoint has moved; null for never.';
 comment on column {{schema}}.jobs.priority is '0 to 9, higher first.';
+comment on column {{schema}}.jobs.has_effects is 'True where its policy promises terminal effects; null for none.';
 comment on column {{schema}}.jobs.status is 'pending, running, held or unknown.';
 comment on column {{schema}}.jobs.effect_class is 'pure, idempotent or side_effecting: what may happen to a body whose outcome is unknown.';
 comment on column {{schema}}.jobs.queue is 'The queue; workers subscribe to queues.';
@@ -85,7 +93,9 @@ comment on column {{schema}}.jobs.policy_id is 'The resolved policy that was in 
 comment on column {{schema}}.jobs.held_reason is 'Why a held job waits: signal, limit, ordering or paused.';
 comment on column {{schema}}.jobs.unique_scope is 'Scope of the unique key that the job holds.';
 comment on column {{schema}}.jobs.unique_key is 'The unique key that the job holds while it is in this table, and for a while after if asked.';
+comment on column {{schema}}.jobs.ordering_key is 'Jobs with one key run one at a time, in order.';
 comment on column {{schema}}.jobs.payload is 'A JSON object: the task''s arguments by parameter name.';
+comment on column {{schema}}.jobs.checkpoint is 'What its body has saved of its progress.';
 comment on column {{schema}}.jobs.tags is 'Words for finding jobs; taskq gives them no meaning.';
 comment on column {{schema}}.jobs.meta is 'Trace context and other data that travels with the job.';
 
@@ -110,7 +120,10 @@ create table {{schema}}.history (
   generation integer not null,
   pruned_attempts integer not null default 0,
   required_worker_schema integer,
+  key_generation integer,
+  checkpoint_version integer,
   priority smallint not null,
+  has_effects boolean,
   status text not null,
   outcome text,
   effect_class text not null,
@@ -119,7 +132,9 @@ create table {{schema}}.history (
   policy_id text not null,
   unique_scope text,
   unique_key text,
+  ordering_key text,
   payload jsonb not null,
+  checkpoint jsonb,
   result jsonb,
   error jsonb,
   tags text[],
@@ -156,7 +171,10 @@ comment on column {{schema}}.history.releases is 'How often a stopping worker ha
 comment on column {{schema}}.history.generation is 'How often it had been reopened.';
 comment on column {{schema}}.history.pruned_attempts is 'Ended attempts whose ledger partition has been dropped.';
 comment on column {{schema}}.history.required_worker_schema is 'The capability level that it required.';
+comment on column {{schema}}.history.key_generation is 'The generation that its outside idempotency key carries; null while no effects were promised for an earlier generation.';
+comment on column {{schema}}.history.checkpoint_version is 'How often its checkpoint has moved; null for never.';
 comment on column {{schema}}.history.priority is '0 to 9, higher first.';
+comment on column {{schema}}.history.has_effects is 'True where its policy promises terminal effects; null for none.';
 comment on column {{schema}}.history.status is 'succeeded, failed or cancelled.';
 comment on column {{schema}}.history.outcome is 'How the final attempt ended; null if the job finished without one.';
 comment on column {{schema}}.history.effect_class is 'pure, idempotent or side_effecting.';
@@ -165,7 +183,9 @@ comment on column {{schema}}.history.task is 'The task.';
 comment on column {{schema}}.history.policy_id is 'The policy that was in force.';
 comment on column {{schema}}.history.unique_scope is 'Scope of the unique key that it held.';
 comment on column {{schema}}.history.unique_key is 'The unique key that it held.';
+comment on column {{schema}}.history.ordering_key is 'Jobs with one key run one at a time, in order.';
 comment on column {{schema}}.history.payload is 'The arguments.';
+comment on column {{schema}}.history.checkpoint is 'What its body has saved of its progress.';
 comment on column {{schema}}.history.result is 'What the body returned.';
 comment on column {{schema}}.history.error is 'Why it failed or was cancelled: a JSON object with type and message.';
 comment on column {{schema}}.history.tags is 'Words for finding jobs.';
@@ -212,13 +232,13 @@ create view {{schema}}.all_jobs as
   select id, queue, task, priority, status, held_reason, payload, null::jsonb as result, null::jsonb as error, attempt, max_attempts,
          recoveries, retry_afters, snoozes, releases, claim_epoch, claimed_by as worker_id, claimed_at, run_at, deadline,
          cancel_requested_at, effect_class, effect_started_at, required_worker_schema, policy_id, generation, pruned_attempts,
-         unique_scope, unique_key, tags, meta, created_at, null::timestamptz as finished_at
+         key_generation, has_effects, ordering_key, checkpoint, checkpoint_version, unique_scope, unique_key, tags, meta, created_at, null::timestamptz as finished_at
     from {{schema}}.jobs
   union all
   select id, queue, task, priority, status, null, payload, result, error, attempt, max_attempts,
          recoveries, retry_afters, snoozes, releases, claim_epoch, worker_id, claimed_at, run_at, deadline,
          cancel_requested_at, effect_class, effect_started_at, required_worker_schema, policy_id, generation, pruned_attempts,
-         unique_scope, unique_key, tags, meta, created_at, finished_at
+         key_generation, has_effects, ordering_key, checkpoint, checkpoint_version, unique_scope, unique_key, tags, meta, created_at, finished_at
     from {{schema}}.history;
 comment on view {{schema}}.all_jobs is 'Every job, finished or not.';
 

@@ -214,19 +214,19 @@ begin
     with specs as materialized (
       select row_number() over () as i, x.task, x.queue, coalesce(x.priority, 5)::smallint as priority, x.max_attempts, x.effect_class, x.policy_id,
              x.required_worker_schema, coalesce(x.run_at, v_now + make_interval(secs => coalesce(x.run_in, 0))) as run_at,
-             coalesce(x.deadline, v_now + make_interval(secs => x.deadline_in)) as deadline, coalesce(x.unique_scope, x.task) as unique_scope, x.tags, x.meta
+             coalesce(x.deadline, v_now + make_interval(secs => x.deadline_in)) as deadline, coalesce(x.unique_scope, x.task) as unique_scope, x.tags, x.meta, x.has_effects
         from jsonb_to_recordset(p_specs) as x(task text, queue text, priority integer, max_attempts integer, effect_class text, policy_id text,
              required_worker_schema integer, run_at timestamptz, run_in double precision, deadline timestamptz, deadline_in double precision,
-             unique_scope text, tags text[], meta jsonb)),
+             unique_scope text, tags text[], meta jsonb, has_effects boolean)),
     input as materialized (
       select o.n, coalesce(v_ids[o.n], {{schema}}.new_id()) as id, coalesce(v_new[o.n], true) as is_new, o.spec, o.payload::jsonb as payload,
              case when v_keyed then p_unique_key[o.n] end as unique_key
         from unnest(p_spec, p_payload) with ordinality as o(spec, payload, n)),
     placed as (
       insert into {{schema}}.jobs (id, run_at, created_at, deadline, max_attempts, required_worker_schema, priority, effect_class, queue, task,
-          policy_id, unique_scope, unique_key, payload, tags, meta)
+          policy_id, unique_scope, unique_key, payload, tags, meta, has_effects)
         select i.id, s.run_at, v_now, s.deadline, s.max_attempts, s.required_worker_schema, s.priority, s.effect_class, s.queue, s.task,
-               s.policy_id, case when i.unique_key is not null then s.unique_scope end, i.unique_key, i.payload, s.tags, s.meta
+               s.policy_id, case when i.unique_key is not null then s.unique_scope end, i.unique_key, i.payload, s.tags, s.meta, s.has_effects
           from input i join specs s on s.i = i.spec where i.is_new)
     select i.n::int, i.id, i.is_new from input i order by i.n;
 

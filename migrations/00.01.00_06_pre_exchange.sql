@@ -81,7 +81,8 @@ begin
       from gone g join ends e on e.id = g.id and e.epoch = g.claim_epoch)
   insert into {{schema}}.history (id, finished_at, run_at, created_at, claimed_at, claim_epoch, worker_id, outcome_id, deadline, cancel_requested_at,
       effect_started_at, attempt, max_attempts, recoveries, retry_afters, snoozes, releases, generation, pruned_attempts, required_worker_schema,
-      priority, status, outcome, effect_class, queue, task, policy_id, unique_scope, unique_key, payload, result, error, tags, meta)
+      priority, status, outcome, effect_class, queue, task, policy_id, unique_scope, unique_key, payload, result, error, tags, meta,
+      key_generation, has_effects, ordering_key, checkpoint, checkpoint_version)
     select d.id, v_now, d.run_at, d.created_at, d.claimed_at, d.claim_epoch, d.claimed_by, d.outcome_id, d.deadline, d.cancel_requested_at,
            d.effect_started_at, d.attempt + (d.final = 'failed' and d.told not in ('retry_after', 'snooze', 'retry_after_spent', 'snooze_spent'))::int, d.max_attempts, d.recoveries,
            d.retry_afters + (d.told in ('retry_after', 'retry_after_spent') and d.final = 'failed')::int,
@@ -99,7 +100,7 @@ begin
                 when d.final = 'cancelled' and (d.given is null or d.told = 'release') then
                   jsonb_build_object('type', 'Cancelled', 'message', 'cancelled on request while it ran')
                 else d.given end,
-           d.tags, d.meta
+           d.tags, d.meta, d.key_generation, d.has_effects, d.ordering_key, d.checkpoint, d.checkpoint_version
       from decided d;
   get diagnostics v_gone = row_count;
   return v_back + v_gone;
@@ -113,7 +114,7 @@ create function {{schema}}.claim(p_worker uuid, p_limit integer, p_tasks text[],
     p_lane_mark_at timestamptz[], p_lane_mark_id uuid[], p_skip uuid[] default '{}')
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,
     attempt integer, max_attempts integer, recoveries integer, retry_afters integer, snoozes integer, generation integer,
-    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text)
+    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_nestloop = off set enable_mergejoin = off
   set enable_hashjoin = on set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -127,7 +128,7 @@ begin
     where w.id = p_worker and w.status = 'live' and w.lease_expires_at > {{schema}}.now() for key share;
   if not found then
     return query select 'lease'::text, null::uuid, null::bigint, null::text, null::text, null::text, null::smallint, null::timestamptz, null::text,
-      null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text;
+      null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer;
     return;
   end if;
   v_now := {{schema}}.now();
@@ -147,7 +148,7 @@ begin
             order by k.run_at, k.id limit p_limit for update skip locked) c
         limit p_limit))
     returning 'job'::text, j.id, j.claim_epoch, j.task, j.payload::text, j.queue, j.priority, greatest(j.run_at, '0001-01-02 00:00:00+00'), j.policy_id, j.attempt, j.max_attempts,
-      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text;
+      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text, j.key_generation;
 end $$;
 comment on function {{schema}}.claim(uuid, integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[]) is
   'Claims up to p_limit due jobs of known tasks for a live worker, lane by lane. Answers one row of kind lease instead when the worker''s lease does not hold.';
@@ -157,7 +158,7 @@ create function {{schema}}.exchange(p_worker uuid, p_ids uuid[], p_epochs bigint
     p_lane_priorities smallint[], p_lane_mark_at timestamptz[], p_lane_mark_id uuid[], p_skip uuid[] default '{}')
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,
     attempt integer, max_attempts integer, recoveries integer, retry_afters integer, snoozes integer, generation integer,
-    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text)
+    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_ended integer;
@@ -170,7 +171,7 @@ begin
     if v_ended <> v_n then
       -- Which were not applied: the worker asks for their record in a new statement.
       return query select 'missed'::text, e.id, e.epoch, null::text, null::text, null::text, null::smallint, null::timestamptz, null::text,
-          null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text
+          null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer
         from unnest(p_ids, p_epochs, p_outcome_ids) as e(id, epoch, outcome_id)
        where not exists (select from {{schema}}.attempts a where a.job_id = e.id and a.claim_epoch = e.epoch and a.outcome_id = e.outcome_id);
     end if;
@@ -185,7 +186,7 @@ comment on function {{schema}}.exchange(uuid, uuid[], bigint[], text[], bigint[]
 create function {{schema}}.claim_suspect(p_worker uuid, p_tasks text[], p_queues text[])
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,
     attempt integer, max_attempts integer, recoveries integer, retry_afters integer, snoozes integer, generation integer,
-    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text)
+    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_level integer;
@@ -208,7 +209,7 @@ begin
           and not exists (select from {{schema}}.queues q where q.name = k.queue and q.paused_at is not null)
         order by k.run_at, k.id limit 1 for update skip locked)
     returning 'job'::text, j.id, j.claim_epoch, j.task, j.payload::text, j.queue, j.priority, greatest(j.run_at, '0001-01-02 00:00:00+00'), j.policy_id, j.attempt, j.max_attempts,
-      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text;
+      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text, j.key_generation;
 end $$;
 comment on function {{schema}}.claim_suspect(uuid, text[], text[]) is
   'Claims one job that was on a lost worker twice, for a worker that holds nothing else, so that a body which kills its worker is found out and its neighbours are not charged.';

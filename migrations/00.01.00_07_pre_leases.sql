@@ -194,12 +194,14 @@ begin
   delete from {{schema}}.jobs j where j.id = p_job.id;
   insert into {{schema}}.history (id, finished_at, run_at, created_at, claimed_at, claim_epoch, worker_id, outcome_id, deadline, cancel_requested_at,
       effect_started_at, attempt, max_attempts, recoveries, retry_afters, snoozes, releases, generation, pruned_attempts, required_worker_schema,
-      priority, status, outcome, effect_class, queue, task, policy_id, unique_scope, unique_key, payload, result, error, tags, meta)
+      priority, status, outcome, effect_class, queue, task, policy_id, unique_scope, unique_key, payload, result, error, tags, meta,
+      key_generation, has_effects, ordering_key, checkpoint, checkpoint_version)
     values (p_job.id, {{schema}}.now(), p_job.run_at, p_job.created_at, p_job.claimed_at, p_job.claim_epoch, p_job.claimed_by, null, p_job.deadline,
       p_job.cancel_requested_at, p_job.effect_started_at, p_job.attempt, p_job.max_attempts, p_job.recoveries, p_job.retry_afters, p_job.snoozes,
       p_job.releases, p_job.generation, p_job.pruned_attempts, p_job.required_worker_schema, p_job.priority, p_status,
       case when p_job.claimed_by is not null then p_outcome end, p_job.effect_class, p_job.queue, p_job.task, p_job.policy_id,
-      p_job.unique_scope, p_job.unique_key, p_job.payload, p_result, p_error, p_job.tags, p_job.meta);
+      p_job.unique_scope, p_job.unique_key, p_job.payload, p_result, p_error, p_job.tags, p_job.meta,
+      p_job.key_generation, p_job.has_effects, p_job.ordering_key, p_job.checkpoint, p_job.checkpoint_version);
 end $$;
 comment on function {{schema}}.finish({{schema}}.jobs, text, text, jsonb, jsonb) is
   'Moves a locked job to history with this status; its open attempt, if any, gets this outcome. Used by cancel, resolve, the sweeps and settle_lost.';

@@ -120,10 +120,12 @@ begin
               v_old.attempt, v_old.generation, v_old.outcome, v_old.error);
   end if;
   insert into {{schema}}.jobs (id, run_at, created_at, deadline, claim_epoch, max_attempts, generation, pruned_attempts, required_worker_schema, priority,
-      effect_class, queue, task, policy_id, unique_scope, unique_key, payload, tags, meta)
+      effect_class, queue, task, policy_id, unique_scope, unique_key, payload, tags, meta,
+      key_generation, has_effects, ordering_key, checkpoint, checkpoint_version)
     values (v_old.id, v_now, v_old.created_at, case when v_old.deadline > v_now then v_old.deadline end, v_old.claim_epoch, v_old.max_attempts,
       v_old.generation + 1, v_old.pruned_attempts, v_old.required_worker_schema, v_old.priority, v_old.effect_class, v_old.queue, v_old.task,
-      v_old.policy_id, v_old.unique_scope, v_old.unique_key, v_old.payload, v_old.tags, v_old.meta);
+      v_old.policy_id, v_old.unique_scope, v_old.unique_key, v_old.payload, v_old.tags, v_old.meta,
+      v_old.key_generation, v_old.has_effects, v_old.ordering_key, v_old.checkpoint, v_old.checkpoint_version);
   perform {{schema}}.wake(array[v_old.queue]);
   perform {{schema}}.note('retry', job_id::text, actor, reason,
     jsonb_build_object('answer', 'reopened', 'was', v_old.status, 'finished_at', v_old.finished_at, 'error', v_old.error, 'deadline_dropped', v_old.deadline <= v_now));

@@ -45,6 +45,7 @@ class Claim:
     deadline: datetime | None
     claimed_at: datetime
     meta: str | None
+    key_generation: int | None = None
     received: float = 0.0
     """When the answer arrived, on the loop's clock."""
     started: float = 0.0

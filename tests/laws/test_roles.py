@@ -86,11 +86,13 @@ CALLS = {
     "steer_many": "select * from taskq.steer_many('cancel', array[taskq.id_zero()]::uuid[])",
     "check_invariants": "select * from taskq.check_invariants()",
     "note": "select taskq.note('a', 's', 'me', null, null)",
+    "request_reconcile": "select taskq.request_reconcile(j) from taskq.jobs j",
     "finish": "select taskq.finish(j, 'failed', null, null, null) from taskq.jobs j",
 }
 MAY = {
     "producer": {"enqueue_many", "enqueue", "ensure_policy", "cancel"},
-    "worker": set(CALLS) - {"resolve", "pause_queue", "resume_queue", "drain", "steer_many", "note", "finish"},
+    "worker": set(CALLS)
+    - {"resolve", "pause_queue", "resume_queue", "drain", "steer_many", "note", "finish", "request_reconcile"},
     "operator": {
         "cancel",
         "retry",

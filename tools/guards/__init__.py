@@ -18,8 +18,8 @@ FILES = {
     "exchange": "00.01.00_06_pre_exchange.sql",
     "leases": "00.01.00_07_pre_leases.sql",
     "operate": "00.01.00_08_pre_operate.sql",
-    "invariants": "00.01.00_09_pre_invariants.sql",
-    "roles": "00.01.00_10_pre_roles.sql",
+    "invariants": "00.01.00_18_pre_invariants.sql",
+    "roles": "00.01.00_19_pre_roles.sql",
 }
 
 
