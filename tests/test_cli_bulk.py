@@ -262,7 +262,7 @@ def test_workers_by_name_and_by_id(cli: Cli, conn: Conn) -> None:
     worker, job = q.running(conn)
     for name in ("w", str(worker)):
         told = cli.ok("workers", "show", name, "--json").json
-        assert (told["id"], told["claimed"], [c["id"] for c in told["claims"]]) == (str(worker), 1, [str(job)])
+        assert (told["id"], told["holds"], [c["id"] for c in told["claims"]]) == (str(worker), 1, [str(job)])
     assert str(job) in cli.ok("workers", "show", "w").out
     missing = cli("workers", "show", "x")
     assert (missing.code, "there is no worker 'x'" in missing.err) == (1, True)

@@ -11,6 +11,8 @@ import pytest
 import sql as q
 from cli_kit import Cli, make_cli  # noqa: F401
 
+from taskq.cli.output import print_table
+
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 NOBODY = "01999999-0000-7000-8000-000000000000"
 
@@ -61,6 +63,18 @@ def test_an_id_stands_whole_on_one_line_of_a_terminal(
     else:
         assert "a-task-of-a-very" in narrow.out
     assert "left out" not in cli.ok("queues", "list").err
+
+
+def test_a_pipe_gets_every_cell_unfolded_and_in_its_column(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 12_000
+    rows = [{"name": "表", "says": long, "n": 1}, {"name": "b", "says": "one\ntwo", "n": 22}]
+    print_table(rows, ["name", "says", "n"])
+    assert capsys.readouterr().out.splitlines() == [
+        "name  says" + " " * (len(long) - 4) + "  n",
+        f"表    {long}  1",
+        "b     one" + " " * (len(long) - 3) + "  22",
+        "      two",
+    ]
 
 
 def test_since_means_the_end_of_finished_jobs(cli: Cli, conn: psycopg.Connection) -> None:
@@ -183,7 +197,7 @@ def test_what_a_user_may_not_do_names_the_role(cli: Cli, conn: psycopg.Connectio
 def test_workers(cli: Cli, conn: psycopg.Connection) -> None:
     worker, _ = q.running(conn)
     [row] = cli.ok("workers", "list", "--json").json
-    assert (row["id"], row["status"], row["claimed"]) == (str(worker), "live", 1)
+    assert (row["id"], row["status"], row["holds"]) == (str(worker), "live", 1)
     q.lose(conn, worker)
     conn.execute("update taskq.workers set lease_expires_at = renewed_at")  # not the -infinity of the helper
     assert cli.ok("workers", "list").out == "no workers\n"

@@ -41,13 +41,13 @@ def list_(
     dsn: DsnOption = None,
     schema: SchemaOption = None,
 ) -> None:
-    """List workers, the newest first, with how many jobs each has claimed."""
+    """List workers, the newest first, with how many jobs each holds now."""
     from taskq.cli.database import open_database
     from taskq.cli.output import show
 
     with open_database(dsn, schema) as database:
         rows = database.bounded_rows("workers", everything, limit)
-    columns = ["id", "name", "status", "queues", "claimed", "concurrency", "started_at", "lease_expires_at", "version"]
+    columns = ["id", "name", "status", "queues", "holds", "concurrency", "started_at", "lease_expires_at", "version"]
     optional = ["version", "lease_expires_at", "started_at", "concurrency", "queues"]
     show(rows, columns, as_json=as_json, empty="no workers", optional=optional)
 

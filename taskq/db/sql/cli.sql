@@ -211,20 +211,20 @@ select {{schema}}.pause_queue($1::text, $2::text, $3::text) as changed;
 select {{schema}}.resume_queue($1::text, $2::text, $3::text) as changed;
 
 -- name: workers
--- Workers with how many jobs each has claimed: those at work, or with $1 the newest of all.
-select w.id::text as id, w.name, w.status, w.hostname, w.pid, w.queues, w.tasks, w.concurrency, c.claimed, w.version,
+-- Workers with how many jobs each holds now: those at work, or with $1 the newest of all.
+select w.id::text as id, w.name, w.status, w.hostname, w.pid, w.queues, w.tasks, w.concurrency, c.holds, w.version,
        w.capability_level, w.started_at, w.renewed_at, w.lease_expires_at, w.ended_at
   from {{schema}}.workers w
- cross join lateral (select count(*)::int as claimed from {{schema}}.jobs j where j.claimed_by = w.id) c
+ cross join lateral (select count(*)::int as holds from {{schema}}.jobs j where j.claimed_by = w.id) c
  where $1::boolean or w.status in ('live', 'draining')
  order by w.id desc limit $2::int;
 
 -- name: find_workers
 -- Workers of a name or an id, those at work first.
-select w.id::text as id, w.name, w.status, w.hostname, w.pid, w.queues, w.tasks, w.concurrency, c.claimed, w.version,
+select w.id::text as id, w.name, w.status, w.hostname, w.pid, w.queues, w.tasks, w.concurrency, c.holds, w.version,
        w.capability_level, w.started_at, w.renewed_at, w.lease, w.lease_expires_at, w.ended_at
   from {{schema}}.workers w
- cross join lateral (select count(*)::int as claimed from {{schema}}.jobs j where j.claimed_by = w.id) c
+ cross join lateral (select count(*)::int as holds from {{schema}}.jobs j where j.claimed_by = w.id) c
  where w.name = $1::text or w.id::text = lower($1::text)
  order by (w.status in ('live', 'draining')) desc, w.id desc limit 100;
 
