@@ -9,6 +9,7 @@ folder of a running server's socket, where starting one for each of many short s
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import AsyncIterator, Iterator
 from itertools import count
 from pathlib import Path
@@ -24,6 +25,10 @@ from taskq.embedded_binaries import ServerUser
 
 TEMPLATE = f"template_{os.getpid()}"
 _numbers = count(1)
+
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and every process of a test would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionstart() -> None:
