@@ -120,8 +120,8 @@ AROUND: tuple[Guard, ...] = (
         "roles",
         "workers do not call what operators call",
         "roles",
-        "jsonb),\n      {{schema}}.resolve(uuid, boolean, jsonb, text, text),",
-        "jsonb),",
+        "\n      {{schema}}.resolve(uuid, boolean, jsonb, text, text),",
+        "",
         ROLES + "test_each_role_calls_its_functions_and_no_other",
     ),
     guard(
