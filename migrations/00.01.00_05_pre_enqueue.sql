@@ -214,7 +214,9 @@ begin
     with specs as materialized (
       select row_number() over () as i, x.task, x.queue, coalesce(x.priority, 5)::smallint as priority, x.max_attempts, x.effect_class, x.policy_id,
              x.required_worker_schema, coalesce(x.run_at, v_now + make_interval(secs => coalesce(x.run_in, 0))) as run_at,
-             coalesce(x.deadline, v_now + make_interval(secs => x.deadline_in)) as deadline, coalesce(x.unique_scope, x.task) as unique_scope, x.tags, x.meta, x.has_effects
+             coalesce(x.deadline, v_now + make_interval(secs => x.deadline_in)) as deadline, coalesce(x.unique_scope, x.task) as unique_scope, x.tags, x.meta,
+             -- Whoever enqueues, what the policy promises holds.
+             coalesce(nullif(x.has_effects, false), (select true from {{schema}}.policies p where p.id = x.policy_id and p.spec -> 'effects' <> '[]')) as has_effects
         from jsonb_to_recordset(p_specs) as x(task text, queue text, priority integer, max_attempts integer, effect_class text, policy_id text,
              required_worker_schema integer, run_at timestamptz, run_in double precision, deadline timestamptz, deadline_in double precision,
              unique_scope text, tags text[], meta jsonb, has_effects boolean)),

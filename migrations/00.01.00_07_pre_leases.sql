@@ -276,9 +276,9 @@ begin
     select o.id from {{schema}}.workers o where o.status in ('stopped', 'lost') and o.ended_at < {{schema}}.now() - interval '7 days'
        and not exists (select from {{schema}}.jobs j where j.claimed_by = o.id) limit p_limit));
   get diagnostics v_n = row_count;
-  return v_total + v_n;
+  return v_total + v_n + {{schema}}.prune_effects(p_limit);
 end $$;
-comment on function {{schema}}.prune(integer) is 'Forgets expired keys and workers that ended over a week ago, at most p_limit of each. Returns how many; repeat until 0.';
+comment on function {{schema}}.prune(integer) is 'Forgets expired keys, workers that ended over a week ago, and effects whose jobs are gone from history, at most p_limit of each. Returns how many; repeat until 0.';
 
 -- What every worker asks every few seconds, in one statement: an idle worker should cost next to nothing. The survey comes
 -- first, so that nobody waits for it at the leader's row; what it refuses must not keep this worker from leading.

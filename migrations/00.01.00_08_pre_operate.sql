@@ -100,6 +100,7 @@ begin
     raise exception using errcode = 'WF012', message = format('job %s has succeeded', job_id),
       detail = jsonb_build_object('job_id', job_id, 'status', 'succeeded')::text, hint = 'Enqueue a new job to do the work again.';
   end if;
+  v_old.key_generation := {{schema}}.reopening(v_old);
   v_now := {{schema}}.now();
   if v_old.unique_key is not null then
     insert into {{schema}}.unique_keys as u (scope, key, job_id) values (v_old.unique_scope, v_old.unique_key, job_id)
@@ -256,7 +257,7 @@ begin
     why := null;
     begin
       answer := case action when 'cancel' then {{schema}}.cancel(v_id, reason, actor) else {{schema}}.retry(v_id, reason, actor) end;
-    exception when sqlstate 'WF003' or sqlstate 'WF007' or sqlstate 'WF011' or sqlstate 'WF012' then
+    exception when sqlstate 'WF003' or sqlstate 'WF007' or sqlstate 'WF011' or sqlstate 'WF012' or sqlstate 'WF020' then
       answer := 'refused';
       why := sqlerrm;
     end;

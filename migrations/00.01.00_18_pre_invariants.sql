@@ -56,6 +56,13 @@ begin
   return query select 5, 'unique_key_of_no_job', u.job_id, format('scope %s, key %s', u.scope, u.key)
     from {{schema}}.unique_keys u where u.expires_at is null and not exists (select from {{schema}}.jobs j where j.id = u.job_id);
 
+  -- Effects: a promise has its job, or says why not, and the job is the one that was promised.
+  return query select 5, 'effect_without_job', i.owner_job_id, format('effect %s has neither a job nor a fault', i.effect_key)
+    from {{schema}}.effect_intents i where i.job_id is null and i.fault is null and i.settled_at is null;
+  return query select 5, 'effect_job_differs', j.id, format('effect %s promised task %s, with another payload or task than its job''s', i.effect_key, i.task)
+    from {{schema}}.jobs j join {{schema}}.effect_intents i on i.job_id = j.id
+   where j.task is distinct from i.task or {{schema}}.effect_fingerprint(j.task, j.payload) is distinct from i.fingerprint;
+
   if scope = 'live' then
     return;
   end if;
@@ -94,6 +101,21 @@ begin
              format('attempt %s, recoveries %s, retry_afters %s, snoozes %s, releases %s; final outcome %s', h.attempt, h.recoveries, h.retry_afters, h.snoozes, h.releases, h.outcome))
         ) as v(law, code, violated, detail)
        where v.violated;
+    return query
+      select 5, 'effect_job_differs', h.id, format('effect %s promised task %s, with another payload or task than its job''s', i.effect_key, i.task)
+        from {{schema}}.history h join {{schema}}.effect_intents i on i.job_id = h.id
+       where h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
+         and (h.task is distinct from i.task or {{schema}}.effect_fingerprint(h.task, h.payload) is distinct from i.fingerprint);
+    return query
+      select 5, 'effect_not_promised', h.id, format('it is %s, and there is no intent for %s', h.status, coalesce(p.name, 'what its missing policy promised'))
+        from {{schema}}.history h
+        left join lateral (
+          select q.id, e.spec ->> 'name' as name from {{schema}}.policies q
+            left join lateral jsonb_array_elements(case jsonb_typeof(q.spec -> 'effects') when 'array' then q.spec -> 'effects' else '[]' end) e(spec) on e.spec -> 'on' ? h.status
+           where q.id = h.policy_id) p on true
+       where h.has_effects and h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
+         and ({{schema}}.valid_name(p.name) or p.id is null)
+         and not exists (select from {{schema}}.effect_intents i where i.owner_job_id = h.id and i.generation = h.generation and i.name in (coalesce(p.name, '*'), '*'));
   end loop;
 
   if scope = 'all' then
@@ -101,6 +123,10 @@ begin
       select 3, 'attempt_of_no_job', l.job_id, format('attempt %s', l.claim_epoch) from {{schema}}.ledger l
        where not exists (select from {{schema}}.jobs j where j.id = l.job_id) and not exists (select from {{schema}}.history h where h.id = l.job_id)
          and l.ended_at > (select min(p.day) from {{schema}}.partitions p where p.parent = 'history') + interval '1 day';
+    return query
+      select 5, 'effect_job_missing', i.owner_job_id, format('the job %s of effect %s is nowhere', i.job_id, i.effect_key) from {{schema}}.effect_intents i
+       where i.job_id is not null and not exists (select from {{schema}}.jobs j where j.id = i.job_id) and not exists (select from {{schema}}.history h where h.id = i.job_id)
+         and i.created_at > (select min(p.day) from {{schema}}.partitions p where p.parent = 'history') + interval '1 day';
   end if;
 end $$;
 comment on function {{schema}}.check_invariants(text, timestamptz) is

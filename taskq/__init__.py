@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.client.requests import JobRequest
     from taskq.context import JobContext
+    from taskq.effects import EffectInfo, Ref, TerminalEffect
     from taskq.errors import (
         ConfigurationError,
         DatabaseUnavailable,
+        EffectsUnsettled,
         FencedOut,
         IdempotencyConflict,
         InvalidPolicy,
@@ -40,6 +42,8 @@ __all__ = [
     "BoundTask",
     "ConfigurationError",
     "DatabaseUnavailable",
+    "EffectInfo",
+    "EffectsUnsettled",
     "ExecutionPolicy",
     "FencedOut",
     "IdempotencyConflict",
@@ -54,6 +58,7 @@ __all__ = [
     "JobRequest",
     "PayloadError",
     "PolicyLayer",
+    "Ref",
     "ResultTimeout",
     "Retry",
     "RetryAfter",
@@ -62,6 +67,7 @@ __all__ = [
     "TaskDefinitionError",
     "TaskQ",
     "TaskQError",
+    "TerminalEffect",
     "UniqueKeyHeld",
     "WrongState",
     "constant",
@@ -73,9 +79,15 @@ _HOMES = {
     "taskq.app": ("TaskQ",),
     "taskq.client.requests": ("JobRequest",),
     "taskq.context": ("JobContext",),
+    "taskq.effects": (
+        "EffectInfo",
+        "Ref",
+        "TerminalEffect",
+    ),
     "taskq.errors": (
         "ConfigurationError",
         "DatabaseUnavailable",
+        "EffectsUnsettled",
         "FencedOut",
         "IdempotencyConflict",
         "InvalidPolicy",

@@ -28,9 +28,11 @@ from taskq.client.sync import SyncClient
 from taskq.context import JobContext
 from taskq.db.pools import refuse_in_event_loop
 from taskq.durations import Duration
+from taskq.effects import PromisedEffect, TerminalEffect
 from taskq.errors import ConfigurationError, TaskDefinitionError, UnknownTask
 from taskq.handle import CancelAnswer, Job, JobInfo, ResolveAnswer, RetryAnswer
 from taskq.policy import UNSET, EffectClass, ExecutionPolicy, PolicyLayer, Retry, Unset, resolve
+from taskq.promises import lower
 from taskq.settings import check_schema
 from taskq.tasks import AsyncTask, SyncTask, Task, TaskDecorator
 
@@ -129,6 +131,7 @@ class TaskQ:
         max_recoveries: int | Unset = UNSET,
         max_retry_afters: int | Unset = UNSET,
         max_snoozes: int | Unset = UNSET,
+        effects: Iterable[TerminalEffect] | Unset = UNSET,
         process: bool = False,
     ) -> TaskDecorator: ...
     def task(
@@ -149,7 +152,8 @@ class TaskQ:
                 global state of the worker do not.
             **layer: What the task says about the policy: queue, priority (0 to 9, higher first), retry,
                 max_attempts, timeout, deadline (from enqueue), effect_class (``"pure"`` or ``"idempotent"``),
-                max_recoveries, max_retry_afters, max_snoozes. Durations as ``"30s"`` or seconds. Without
+                max_recoveries, max_retry_afters, max_snoozes, effects (what runs once the job has ended: a list of
+                ``TerminalEffect``). Durations as ``"30s"`` or seconds. Without
                 a retry: three attempts, about 5 s and 10 s apart.
 
         Raises:
@@ -174,17 +178,29 @@ class TaskQ:
 
         return register if fn is None else register(fn)
 
-    def resolve_policy(self, *layers: PolicyLayer) -> ExecutionPolicy:
+    def resolve_policy(
+        self, *layers: PolicyLayer, owner: Task[Any, Any] | None = None, chain: tuple[str, ...] = ()
+    ) -> ExecutionPolicy:
         """The whole policy under these layers, the nearest first; the queue's and the application's come after them.
+
+        Args:
+            *layers: What call and task say.
+            owner: The task that it is for; without it, effects are left out.
+            chain: The tasks whose effects led to this one.
 
         Raises:
             InvalidPolicy: A value is not valid; the message names the field.
+            UnknownTask: An effect names a task that is not registered.
             EffectClassUnsupported: The effect class is ``"side_effecting"``.
         """
-        policy = resolve(*layers, *self._layers)
-        if policy.queue in self._queues:
-            policy = resolve(*layers, PolicyLayer(queue=policy.queue), self._queues[policy.queue], *self._layers)
-        return policy
+
+        def promise(effects: tuple[TerminalEffect, ...]) -> tuple[PromisedEffect, ...]:
+            return () if owner is None else lower(effects, owner, chain)
+
+        queue = resolve(*layers, *self._layers).queue
+        if queue in self._queues:
+            layers = (*layers, PolicyLayer(queue=queue), self._queues[queue])
+        return resolve(*layers, *self._layers, promise=promise)
 
     # Jobs -----------------------------------------------------------------------------------------------------------
 
@@ -273,6 +289,7 @@ class TaskQ:
             JobNotFound: There is no such job.
             WrongState: It has succeeded, runs, or its outcome is unknown.
             UniqueKeyHeld: Another job holds its unique key now.
+            EffectsUnsettled: Terminal effects of its last end are not settled.
         """
         answer = await (await self._open_async()).call("retry", *check_steering(job_id, reason, actor))
         return cast(RetryAnswer, answer)

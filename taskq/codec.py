@@ -157,6 +157,22 @@ class TaskCodec:
                 reason=reason,
             ) from exc
 
+    def encode_argument(self, name: str, value: Any) -> str:
+        """The JSON text of one argument by itself, checked like those of a call.
+
+        Raises:
+            PayloadError: It cannot be stored, or would not come back equal.
+        """
+        declared = self._declared.get(name, Any)
+        text = encode_any(value, name, self._max_bytes, text_keys=declared is not Any)
+        try:
+            back = decoder(readable(self._name, f"the parameter {name}", declared)).decode(text)
+        except Exception as exc:
+            raise PayloadError(f"{name}: {_said(exc)[0]}; {self._takes(name)}", path=name) from None
+        if found := difference(value, back, name):
+            raise PayloadError(f"{found}: it would not come back equal; {self._takes(name)}", path=found)
+        return text
+
     def encode_result(self, value: Any) -> str:
         """The JSON text of what a body returned.
 

@@ -9,6 +9,7 @@ from uuid import UUID, uuid4
 
 import msgspec
 
+from taskq.effects import EffectOrigin
 from taskq.errors import JobCancelled
 from taskq.telemetry import get_logger
 
@@ -85,6 +86,11 @@ class JobContext:
         if isinstance(self._meta, str):
             self._meta = msgspec.json.decode(self._meta)
         return self._meta if isinstance(self._meta, Mapping) else {}
+
+    @property
+    def effect(self) -> EffectOrigin | None:
+        """What this job is the terminal effect of; None where it is none."""
+        return EffectOrigin.of(self.meta)
 
     @property
     def idempotency_key(self) -> str:

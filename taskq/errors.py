@@ -210,6 +210,18 @@ class PolicyNotFound(DatabaseRefusal):
     sqlstate = "WF014"
 
 
+class EffectsUnsettled(DatabaseRefusal):
+    """The job is not reopened while terminal effects of its last end are not settled; ``detail`` has their keys."""
+
+    sqlstate = "WF020"
+
+
+class EffectNotFound(DatabaseRefusal):
+    """There is no terminal effect with that key."""
+
+    sqlstate = "WF021"
+
+
 # How jobs end, and how attempts do -----------------------------------------------------------------
 
 

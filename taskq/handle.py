@@ -11,6 +11,7 @@ from uuid import UUID
 from taskq.codec import decode_any
 from taskq.db.pools import refuse_in_event_loop
 from taskq.durations import Duration
+from taskq.effects import EffectInfo
 from taskq.errors import JobNotFound
 
 if TYPE_CHECKING:
@@ -154,6 +155,15 @@ class Job(Generic[R_co]):
     def retry_sync(self, reason: str | None = None, *, actor: str | None = None) -> RetryAnswer:
         """Like ``retry``, for code without an event loop."""
         return self._app.retry_sync(self.id, reason, actor=actor)
+
+    async def effects(self) -> list[EffectInfo]:
+        """The terminal effects that its ends have caused, the newest first, and how each stands."""
+        return await (await self._app._open_async()).effects(self.id)
+
+    def effects_sync(self) -> list[EffectInfo]:
+        """Like ``effects``, for code without an event loop."""
+        refuse_in_event_loop("effects_sync")
+        return self._app._sync.effects(self.id)
 
     def _found(self, info: JobInfo | None) -> JobInfo:
         if info is None:

@@ -2,7 +2,7 @@
 
 An ``ExecutionPolicy`` is whole and immutable; its id is a hash, and the row of a job carries that id, so that a deploy
 does not change work that is in flight. Layers are partial; ``resolve`` puts them together, the nearest wins. Every way
-of making a job goes through ``resolve``. This module depends on nothing of ours but ``errors``.
+of making a job goes through ``resolve``. This module depends on nothing of ours but ``errors`` and ``effects``.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
 from taskq.durations import Duration, parse_duration
+from taskq.effects import PromisedEffect, TerminalEffect
 from taskq.errors import EffectClassUnsupported, InvalidDuration, InvalidPolicy
 
 __all__ = [
@@ -268,6 +269,7 @@ class ExecutionPolicy:
         max_recoveries: How often the job may be with a worker that is lost.
         max_retry_afters: How often the body may raise ``RetryAfter``.
         max_snoozes: How often the body may raise ``Snooze``.
+        effects: What runs because the job has ended, resolved as well.
 
     Raises:
         InvalidPolicy: A value is out of its bounds; the message names the field and the cure.
@@ -283,6 +285,7 @@ class ExecutionPolicy:
     max_recoveries: int = 10
     max_retry_afters: int = 100
     max_snoozes: int = 1000
+    effects: tuple[PromisedEffect, ...] = ()
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
@@ -325,6 +328,8 @@ class ExecutionPolicy:
                 "give_up_on": list(retry.give_up_on),
             },
             **{name: getattr(self, name) for name in _PLAIN},
+            # Left out where there are none, as policies were stored before there could be any.
+            **({"effects": [effect.spec() for effect in self.effects]} if self.effects else {}),
         }
 
     @classmethod
@@ -341,7 +346,9 @@ class ExecutionPolicy:
             on=told.get("on"),
             give_up_on=told.get("give_up_on") or (),
         )
-        return cls(retry=retry, **{name: spec[name] for name in ("queue", "priority", *_PLAIN) if name in spec})
+        effects = tuple(PromisedEffect.from_spec(effect) for effect in spec.get("effects") or ())
+        plain = {name: spec[name] for name in ("queue", "priority", *_PLAIN) if name in spec}
+        return cls(retry=retry, effects=effects, **plain)
 
 
 _PLAIN = (
@@ -361,7 +368,7 @@ def _differences(spec: Mapping[str, Any], default: Mapping[str, Any]) -> dict[st
         if isinstance(value, dict):
             if inner := _differences(value, default[key]):
                 different[key] = inner
-        elif value != default[key]:
+        elif value != default.get(key):
             different[key] = value
     return different
 
@@ -384,10 +391,26 @@ class PolicyLayer:
     max_recoveries: int | Unset = UNSET
     max_retry_afters: int | Unset = UNSET
     max_snoozes: int | Unset = UNSET
+    effects: Iterable[TerminalEffect] | Unset = UNSET
+
+    def __post_init__(self) -> None:
+        if isinstance(self.effects, Unset):
+            return
+        listed = tuple(self.effects) if isinstance(self.effects, Iterable) else (self.effects,)
+        if wrong := [each for each in listed if not isinstance(each, TerminalEffect)]:
+            raise InvalidPolicy(f"effects has {_short(wrong[0])}; give a list of TerminalEffect(...)")
+        object.__setattr__(self, "effects", listed)
 
 
-def resolve(*layers: PolicyLayer) -> ExecutionPolicy:
+Promise: TypeAlias = Callable[[tuple[TerminalEffect, ...]], tuple[PromisedEffect, ...]]
+
+
+def resolve(*layers: PolicyLayer, promise: Promise | None = None) -> ExecutionPolicy:
     """Put layers together, the nearest first: call site, step, chain, task, queue, app. The nearest wins.
+
+    Args:
+        *layers: What each says.
+        promise: Resolves the effects that are left against the tasks of the application; without it there are none.
 
     Raises:
         InvalidPolicy: A value is out of its bounds; the message names the field and the cure.
@@ -403,4 +426,5 @@ def resolve(*layers: PolicyLayer) -> ExecutionPolicy:
             retry = values["retry"]
             if isinstance(retry, Retry):
                 values["retry"] = Retry(layer.max_attempts, retry.backoff, on=retry.on, give_up_on=retry.give_up_on)
-    return ExecutionPolicy(**values)
+    declared = values.pop("effects", ())
+    return ExecutionPolicy(**values, effects=promise(declared) if promise and declared else ())

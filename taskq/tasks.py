@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
 from uuid import UUID
 
@@ -16,9 +18,9 @@ from taskq.client.requests import CallOptions, JobRequest, Spec, Using, build_sp
 from taskq.codec import TaskCodec
 from taskq.context import JobContext
 from taskq.db.pools import refuse_in_event_loop
-from taskq.errors import TaskDefinitionError
+from taskq.errors import TaskDefinitionError, UnknownTask
 from taskq.handle import Job
-from taskq.policy import PolicyLayer, check_name
+from taskq.policy import ExecutionPolicy, PolicyLayer, check_name
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
@@ -83,7 +85,6 @@ class Task(_Enqueues[P, R]):
         takes_context: Whether its first parameter is its ``JobContext``.
         codec: How its arguments and results are stored.
         layer: What its declaration says about the policy.
-        policy: The whole policy of a job that is enqueued without more.
         process: Whether workers run it in a child process.
         required_worker_schema: The capability level that its jobs require of a worker; None for none.
     """
@@ -92,14 +93,12 @@ class Task(_Enqueues[P, R]):
         "__dict__",
         "_owner",
         "_plain",
-        "_plain_spec",
         "_specs",
         "codec",
         "fn",
         "is_async",
         "layer",
         "name",
-        "policy",
         "process",
         "required_worker_schema",
         "takes_context",
@@ -124,14 +123,32 @@ class Task(_Enqueues[P, R]):
         self.takes_context = self.codec.takes_context
         self.process = _check_process(self.name, process)
         self.layer = layer
-        self.policy = app.resolve_policy(layer)
         self.required_worker_schema: int | None = None
         self._plain = CallOptions()
-        self._plain_spec = build_spec(self.name, self.policy, self._plain, self.required_worker_schema)
+        with suppress(UnknownTask):  # an effect may name a task that is defined further down
+            self._plain_spec  # noqa: B018
         self._specs: dict[tuple[Any, ...], Spec] = {}
         self.__doc__ = fn.__doc__
         self.__module__ = fn.__module__
         self.__wrapped__ = fn
+
+    @cached_property
+    def policy(self) -> ExecutionPolicy:
+        """The whole policy of a job that is enqueued without more.
+
+        Raises:
+            UnknownTask: An effect names a task that is not registered.
+        """
+        return self.policy_within(())
+
+    def policy_within(self, chain: tuple[str, ...]) -> ExecutionPolicy:
+        """The same for a task that is an effect: ``chain`` are the tasks whose effects led here."""
+        known: ExecutionPolicy | None = self.__dict__.get("policy")
+        return known or self._owner.resolve_policy(self.layer, owner=self, chain=chain)
+
+    @cached_property
+    def _plain_spec(self) -> Spec:
+        return build_spec(self.name, self.policy, self._plain, self.required_worker_schema)
 
     def using(self, **options: Unpack[Using]) -> BoundTask[P, R]:
         """The same task with options for the jobs that are made from what this gives; ``Using`` lists them.
@@ -163,7 +180,7 @@ class Task(_Enqueues[P, R]):
             return self._plain_spec
         spec = self._specs.get(key)
         if spec is None:
-            policy = self._owner.resolve_policy(options.layer, self.layer)
+            policy = self._owner.resolve_policy(options.layer, self.layer, owner=self)
             spec = build_spec(self.name, policy, options, self.required_worker_schema)
             if len(self._specs) >= _MAX_SPECS:
                 self._specs.clear()

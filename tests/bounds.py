@@ -27,6 +27,7 @@ KEYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "jobs": (("id",),),
     "history": (("id",),),
     "workers": (("id",),),
+    "effect_intents": (("id",), ("effect_key",)),
     "leader": (("role",),),
     "queues": (("name",),),
     "sleepers": (("worker_id",),),

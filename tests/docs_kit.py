@@ -235,7 +235,7 @@ class Reader:
                 self._start([word for word in words if word != "&"])
                 self.run_files |= {f"{word.partition(':')[0]}.py" for word in words if ":" in word}
                 return "started", ""
-            case ["taskq", name, *_] if name in NOT_RUN or ("ID" in words and not self.last_id):
+            case ["taskq", name, *_] if name in NOT_RUN or "KEY" in words or ("ID" in words and not self.last_id):
                 self._compare_with_help(words)
                 return "compared with --help", ""
             case ["taskq", *_]:

@@ -9,9 +9,9 @@ Conventions for the blocks of README.md and docs/:
 - ``console``: each ``$ command`` is run by a shell in the page's folder, must end with 0, and prints the lines shown
   below it in that order. ``python NAME.py`` is run like that too, and its output compared. ``taskq worker`` is started
   for real and lives until ``kill $!`` or the end of the page; so is ``taskq dev``, with the page's database in the
-  place of a server of its own. ``ID`` stands for the id that a file printed last; where none has, and for ``taskq
-  demo`` and ``taskq doctor``, the command is compared with the CLI's commands and flags. What is not taskq's (make,
-  pip, docker, apt-get, activating the environment) is looked up where it is defined.
+  place of a server of its own. ``ID`` stands for the id that a file printed last; where none has, for ``KEY``, and for
+  ``taskq demo`` and ``taskq doctor``, the command is compared with the CLI's commands and flags. What is not taskq's
+  (make, pip, docker, apt-get, activating the environment) is looked up where it is defined.
 - ``toml``: read as settings. ``text`` or nothing: shown only.
 
 A block in any other language, and a command that nobody knows how to check, fails.

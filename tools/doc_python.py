@@ -7,6 +7,7 @@ import re
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
+from functools import cached_property
 from typing import Any
 
 from doc_text import code, first_sentence, parse, plain, table
@@ -19,7 +20,7 @@ from taskq.worker import WorkerOptions
 
 WIDE = 100
 """Signatures longer than this go over several lines."""
-LEFT_OUT = {"ensure_policy", "retries_kinds", "spec", "from_spec", "from_json"}
+LEFT_OUT = {"ensure_policy", "retries_kinds", "spec", "from_spec", "from_row", "from_json", "policy_within"}
 """Public methods that only taskq itself has a use for."""
 
 
@@ -96,6 +97,9 @@ def methods(kind: type, *, level: str = "####") -> Iterator[str]:
         if isinstance(thing, property):
             yield f"{level} {title}\n\n{parse(thing.fget.__doc__).text}\n" if thing.fget else ""
             continue
+        if isinstance(thing, cached_property):
+            yield f"{level} {title}\n\n{parse(thing.func.__doc__).text}\n"
+            continue
         fn = getattr(thing, "__func__", thing)
         if not inspect.isfunction(fn) or not fn.__doc__ or first_sentence(fn.__doc__).startswith("Like `"):
             continue
@@ -157,6 +161,8 @@ def python_policy() -> str:
             signature("PolicyLayer", taskq.PolicyLayer.__init__, bound=True),
             of_class(taskq.Retry, made=True),
             *(entry(fn.__name__, fn, fn.__doc__, bound=False, level="###") for fn in backoffs),
+            of_class(taskq.TerminalEffect, made=True),
+            of_class(taskq.Ref),
         )
     )
 
@@ -173,7 +179,7 @@ def python_jobs(comments: Mapping[str, str]) -> str:
     """Handles and what is known of jobs; the database's comments on columns explain the fields of ``JobInfo``."""
     rows = [(code(f.name), code(f.type), comments[f.name]) for f in fields(JobInfo)]
     info = f"### JobInfo\n\n{parse(JobInfo.__doc__).text}\n\n{table(('field', 'type', 'meaning'), rows)}"
-    return "\n".join((of_class(taskq.Job), info, *methods(JobInfo)))
+    return "\n".join((of_class(taskq.Job), info, *methods(JobInfo), of_class(taskq.EffectInfo, calls=False)))
 
 
 def python_worker() -> str:

@@ -75,7 +75,7 @@ def guards(t: Transition) -> str:
     if t.function == "resolve":
         return "`WF009` `WF011` `WF012`"
     if t.function == "retry":
-        return "`WF003` `WF007` `WF011` `WF012`"
+        return "`WF003` `WF007` `WF011` `WF012` `WF020`"
     return "-"
 
 

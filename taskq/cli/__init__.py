@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("taskq.cli.demo", "See a worker killed half-way, and nothing lost."),
     "enqueue": ("taskq.cli.enqueue", "Enqueue one job and print its id."),
     "jobs": ("taskq.cli.jobs", "Look at jobs and steer them."),
+    "effects": ("taskq.cli.effects", "Look at terminal effects, settle and retry them."),
     "queues": ("taskq.cli.queues", "Look at queues, pause and resume them."),
     "workers": ("taskq.cli.workers", "Look at worker processes, and ask one to stop."),
     "audit": ("taskq.cli.audit", "Look at what operators did."),

@@ -27,7 +27,10 @@ def callback() -> None:
 def list_(
     action: Annotated[
         list[str] | None,
-        typer.Option("--action", help="cancel, retry, resolve, pause, resume, drain, cancel_many or retry_many."),
+        typer.Option(
+            "--action",
+            help="cancel, retry, resolve, pause, resume, drain, cancel_many, retry_many, settle_effect, retry_effect.",
+        ),
     ] = None,
     subject: Annotated[
         list[str] | None, typer.Option("--subject", help="A job's id, a queue's name or a worker's id.")

@@ -42,7 +42,19 @@ LIST_TIMEOUT = "30s"
 _ROLES = {
     "enqueue": "producer",
     **dict.fromkeys(
-        ("cancel", "retry", "resolve", "pause_queue", "known_queues", "resume_queue", "drain", "steer_many"), "operator"
+        (
+            "cancel",
+            "retry",
+            "resolve",
+            "pause_queue",
+            "known_queues",
+            "resume_queue",
+            "drain",
+            "steer_many",
+            "settle_effect",
+            "retry_effect",
+        ),
+        "operator",
     ),
 }
 """What a query needs beyond reading, by the suffix of the role that gives it."""

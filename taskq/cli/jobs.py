@@ -72,7 +72,7 @@ def show_(
     dsn: DsnOption = None,
     schema: SchemaOption = None,
 ) -> int:
-    """Show one job: its row, its ended attempts, what operators did, payload, result and error.
+    """Show one job: its row, its ended attempts, its effects, what operators did, payload, result and error.
 
     Where several ids begin so, they are listed, and the exit code is 1.
     """
@@ -103,9 +103,10 @@ def show_(
             return ExitCode.FAILED
         attempts = database.rows("attempts", job)
         audit = database.rows("audit", job)
+        effects = database.rows("job_effects", job)
     row = found[0]
     if as_json:
-        print_json({**row, "attempts": attempts, "audit": audit})
+        print_json({**row, "attempts": attempts, "audit": audit, "effects": effects})
         return ExitCode.OK
     values = ("payload", "result", "error", "meta")
     facts = [{"what": k.replace("_", " "), "is": v} for k, v in row.items() if k not in values and v not in (None, [])]
@@ -119,6 +120,12 @@ def show_(
         ["claim_epoch", "outcome", "worker", "claimed_at", "ended_at", "error"],
         empty="none has ended",
     )
+    if effects:
+        print("\neffects")
+        print_table(
+            [{**e, "settled": e["settled_how"] or "no", "error": _said(e["error"])} for e in effects],
+            ["effect_key", "on_status", "task", "job_id", "status", "settled", "error"],
+        )
     if audit:
         print("\naudit")
         print_table(

@@ -15,8 +15,10 @@ from taskq.client.requests import Batch
 from taskq.db.pools import AsyncPool
 from taskq.db.queries import load
 from taskq.durations import Duration, parse_duration
+from taskq.effects import EffectInfo
 from taskq.handle import JobInfo
 from taskq.policy import FORMAT, ExecutionPolicy
+from taskq.promises import policies_of
 
 __all__ = ["AsyncClient"]
 
@@ -40,7 +42,8 @@ class AsyncClient:
         """Store a policy if this process has not seen it stored; give its id."""
         policy_id = policy_id or policy.id
         if policy_id not in self._stored:
-            await self._fetch("ensure_policy", policy_id, FORMAT, json.dumps(policy.spec()))
+            for each_id, each in policies_of(policy):
+                await self._fetch("ensure_policy", each_id, FORMAT, json.dumps(each.spec()))
             self._stored.add(policy_id)
         return policy_id
 
@@ -76,6 +79,10 @@ class AsyncClient:
         """All about a job, or None."""
         rows = await self._fetch("get", str(job_id))
         return job_info(rows[0]) if rows else None
+
+    async def effects(self, job_id: UUID) -> list[EffectInfo]:
+        """The effects that the ends of a job have caused, the newest first."""
+        return [EffectInfo.from_row(row) for row in await self._fetch("effects", str(job_id))]
 
     async def call(self, query: str, *arguments: Any) -> Any:
         """The one value that a query answers with."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, Typed
 
 from taskq.codec import encode_any
 from taskq.durations import Duration, parse_duration
+from taskq.effects import TerminalEffect
 from taskq.errors import InvalidRequest, PayloadError
 from taskq.policy import UNSET, ExecutionPolicy, PolicyLayer, Unset, check_name
 
@@ -184,6 +185,7 @@ def build_spec(task: str, policy: ExecutionPolicy, options: CallOptions, require
         "effect_class": policy.effect_class,
         "policy_id": policy_id,
         "required_worker_schema": required_worker_schema,
+        "has_effects": True if policy.effects else None,
         "run_in": options.run_in,
         "run_at": options.run_at.isoformat() if options.run_at else None,
         "deadline": options.deadline_at.isoformat() if options.deadline_at else None,
@@ -218,6 +220,7 @@ class Using(TypedDict, total=False):
         idempotency_key: The same request with the same key is answered with the same job, for as long as the
             installation remembers keys (90 days by default).
         idempotency_scope: What the idempotency key is unique in; the task's name by default.
+        effects: What runs once the job has ended, instead of what the task says; ``[]`` for nothing.
         tags: Words for finding jobs: at most 64, each of 1 to 256 characters.
         meta: Data that travels with the job, apart from its arguments; at most 64 KiB as JSON.
         connection: The caller's own connection: the job commits or vanishes with its transaction. For the async calls
@@ -238,12 +241,13 @@ class Using(TypedDict, total=False):
     on_conflict: OnConflict
     idempotency_key: str | None
     idempotency_scope: str | None
+    effects: Iterable[TerminalEffect]
     tags: Iterable[str]
     meta: Mapping[str, Any] | None
     connection: Any
 
 
-_LAYER: Final = ("queue", "priority", "max_attempts", "timeout")
+_LAYER: Final = ("queue", "priority", "max_attempts", "timeout", "effects")
 
 
 def check_options(given: Using) -> CallOptions:

@@ -16,8 +16,10 @@ from taskq.client.requests import Batch
 from taskq.db.pools import SyncPool
 from taskq.db.queries import load
 from taskq.durations import Duration, parse_duration
+from taskq.effects import EffectInfo
 from taskq.handle import JobInfo
 from taskq.policy import FORMAT, ExecutionPolicy
+from taskq.promises import policies_of
 
 __all__ = ["SyncClient"]
 
@@ -41,7 +43,8 @@ class SyncClient:
         """Store a policy if this process has not seen it stored; give its id."""
         policy_id = policy_id or policy.id
         if policy_id not in self._stored:
-            self._fetch("ensure_policy", policy_id, FORMAT, json.dumps(policy.spec()))
+            for each_id, each in policies_of(policy):
+                self._fetch("ensure_policy", each_id, FORMAT, json.dumps(each.spec()))
             self._stored.add(policy_id)
         return policy_id
 
@@ -80,6 +83,10 @@ class SyncClient:
             cursor = psycopg.RawCursor(connection, row_factory=dict_row)
             row = cursor.execute(self._queries["get"].encode(), [str(job_id)], prepare=True).fetchone()
         return None if row is None else job_info(row)
+
+    def effects(self, job_id: UUID) -> list[EffectInfo]:
+        """The effects that the ends of a job have caused, the newest first."""
+        return [EffectInfo.from_row(row) for row in self._fetch("effects", str(job_id))]
 
     def call(self, query: str, *arguments: Any) -> Any:
         """The one value that a query answers with."""

@@ -16,6 +16,7 @@ AVAILABLE: Final = frozenset(
         "cancel_requested",
         "claim_epoch",
         "deadline",
+        "effect",
         "generation",
         "idempotency_key",
         "job_id",

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID
 
 from taskq.policy import FORMAT
+from taskq.promises import policies_of
 from taskq.tasks import Task
 from taskq.worker.connection import Connection
 
@@ -18,7 +19,8 @@ async def publish(
     """Tell the database of every task and of its policy."""
     for task in tasks.values():
         policy = task.policy
-        await conn.fetch(queries["ensure_policy"], policy.id, FORMAT, json.dumps(policy.spec()))
+        for policy_id, each in policies_of(policy):
+            await conn.fetch(queries["ensure_policy"], policy_id, FORMAT, json.dumps(each.spec()))
         await conn.fetch(
             queries["publish_task"],
             worker_id,

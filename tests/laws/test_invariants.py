@@ -13,9 +13,11 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from effects_kit import effect, intents, promising
 from sql import (
     End,
     cancel,
+    claim,
     claim_one,
     end,
     enqueue,
@@ -47,6 +49,9 @@ class World(NamedTuple):
     cancelled: UUID
     reopened: UUID
     once: UUID
+    owner: UUID
+    effect: UUID
+    effect_done: UUID
 
 
 @pytest.fixture
@@ -81,7 +86,13 @@ def world(conn: Conn) -> World:
     claim_one(conn, loser)
     lose(conn, loser)
     settle(conn)
-    made = World(pending, current, lost, keyed, succeeded, failed, cancelled, reopened, once)
+    # Ended, with two effects: one waits, one has been carried out.
+    owner = enqueue(conn, **promising(conn, effect("a", payload={"n": {"value": 1}}), effect("b", queue="b")))
+    cancel(conn, owner)
+    first, second = (intent["job_id"] for intent in intents(conn, owner))
+    claim(conn, worker, 1, lanes=[("b", 5)])
+    end(conn, worker, End(second, 1, "succeeded"))
+    made = World(pending, current, lost, keyed, succeeded, failed, cancelled, reopened, once, owner, first, second)
     for scope in ("live", "all"):
         assert violations(conn, scope) == []
     return made
@@ -226,6 +237,34 @@ FORGERIES: list[tuple[str, Callable[[World], UUID], str, str]] = [
         "twice_in_history",
         lambda w: w.once,
         "insert into taskq.history select {later} from taskq.history h where h.id = %s",
+        "all",
+    ),
+    (
+        "effect_without_job",
+        lambda w: w.owner,
+        "update taskq.effect_intents set job_id = null where name = 'a' and owner_job_id = %s",
+        "live",
+    ),
+    ("effect_job_differs", lambda w: w.effect, """update taskq.jobs set payload = '{"n": 2}' where id = %s""", "live"),
+    ("effect_job_differs", lambda w: w.effect, "update taskq.jobs set task = 'other' where id = %s", "live"),
+    ("effect_job_differs", lambda w: w.effect_done, "update taskq.history set task = 'other' where id = %s", "all"),
+    (
+        "effect_not_promised",
+        lambda w: w.owner,
+        "delete from taskq.effect_intents where name = 'b' and owner_job_id = %s",
+        "all",
+    ),
+    (
+        "effect_not_promised",
+        lambda w: w.succeeded,
+        "update taskq.history set has_effects = true, policy_id = 'gone' where id = %s",
+        "all",
+    ),
+    (
+        "effect_job_missing",
+        lambda w: w.owner,
+        "delete from taskq.jobs where id = (select job_id from taskq.effect_intents where name = 'a' and"
+        " owner_job_id = %s)",
         "all",
     ),
     ("attempt_of_no_job", lambda w: w.pending, "delete from taskq.jobs where id = %s", "all"),

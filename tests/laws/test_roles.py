@@ -85,6 +85,12 @@ CALLS = {
     "drain": "select taskq.drain(taskq.id_zero())",
     "steer_many": "select * from taskq.steer_many('cancel', array[taskq.id_zero()]::uuid[])",
     "check_invariants": "select * from taskq.check_invariants()",
+    "settle_effect": "select taskq.settle_effect('k', 'r')",
+    "retry_effect": "select taskq.retry_effect('k')",
+    "prune_effects": "select taskq.prune_effects()",
+    "promise": "select taskq.promise(null::taskq.history)",
+    "effect_job": "select * from taskq.effect_job(null::taskq.history, '{}', 'k')",
+    "reopening": "select taskq.reopening(null::taskq.history)",
     "note": "select taskq.note('a', 's', 'me', null, null)",
     "request_reconcile": "select taskq.request_reconcile(j) from taskq.jobs j",
     "finish": "select taskq.finish(j, 'failed', null, null, null) from taskq.jobs j",
@@ -92,7 +98,8 @@ CALLS = {
 MAY = {
     "producer": {"enqueue_many", "enqueue", "ensure_policy", "cancel"},
     "worker": set(CALLS)
-    - {"resolve", "pause_queue", "resume_queue", "drain", "steer_many", "note", "finish", "request_reconcile"},
+    - {"resolve", "pause_queue", "resume_queue", "drain", "steer_many", "note", "finish", "request_reconcile"}
+    - {"settle_effect", "retry_effect", "prune_effects", "promise", "effect_job", "reopening"},
     "operator": {
         "cancel",
         "retry",
@@ -101,6 +108,8 @@ MAY = {
         "resume_queue",
         "drain",
         "steer_many",
+        "settle_effect",
+        "retry_effect",
         "check_invariants",
     },
     "reader": {"check_invariants"},
@@ -132,6 +141,9 @@ def test_the_calls_above_are_all_that_write(conn: Conn) -> None:
         "survey",
         "wake",
         "moving",
+        "effect_fingerprint",
+        "effect_payload",
+        "is_broken",
     }
     triggers = {
         row["proname"]

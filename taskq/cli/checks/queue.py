@@ -171,6 +171,22 @@ def suspects(patient: Patient) -> Finding:
     )
 
 
+def effects(patient: Patient) -> Finding:
+    """Whether promised effects stand still."""
+    rows = patient.database.rows("effects")
+    if not rows:
+        return ok("no effect has failed without being settled")
+    counts = ", ".join(f"{row['n']:,} {row['what']}" for row in rows)
+    first = rows[0]["first"]
+    return fail(
+        f"{counts}, such as {first}",
+        means="what was promised for the end of a job was not done, and nothing does it by itself; the job cannot be "
+        "reopened before that is settled",
+        cure=f"taskq effects list --unsettled; then taskq effects retry {first}, or taskq effects settle {first} "
+        "--reason WHAT_YOU_DID",
+    )
+
+
 CHECKS: dict[str, Check] = {
     "workers": workers,
     "claims": claims,
@@ -179,5 +195,6 @@ CHECKS: dict[str, Check] = {
     "queues": queues,
     "stranded": stranded,
     "unknown": unknown,
+    "effects": effects,
     "suspects": suspects,
 }

@@ -183,6 +183,46 @@ select a.at, a.actor, a.db_user, a.action, a.subject, a.reason, a.details from {
    and ($3::text[] is null or a.actor = any ($3::text[])) and ($4::timestamptz is null or a.at >= $4::timestamptz)
  order by a.id desc limit $5::int;
 
+-- name: some_effects
+-- A part of the queries below.
+select e.effect_key, e.owner_job_id::text as owner_job_id, e.owner_task, e.generation, e.name, e.on_status, e.task,
+       e.job_id::text as job_id, e.status, e.error, e.depth, e.settled, e.settled_how, e.settled_at, e.settled_by,
+       e.settled_reason, e.created_at
+  from {{schema}}.effects e
+
+-- name: effects
+-- Effects, the newest first: $1 of this owner, $2 carried out by one of these tasks, $3 at most.
+{{some_effects}} where ($1::text is null or e.owner_job_id = $1::text::uuid) and ($2::text[] is null or e.task = any ($2::text[]))
+ order by e.id desc limit $3::int;
+
+-- name: unsettled_effects
+-- The same of those that are not settled, found by what is unfinished, has failed or could not be made: most are settled.
+with open_ones as (
+  select i.id from {{schema}}.jobs j join {{schema}}.effect_intents i on i.job_id = j.id
+   where i.settled_at is null
+  union all
+  select i.id from {{schema}}.history h join {{schema}}.effect_intents i on i.job_id = h.id
+   where h.status = 'failed' and i.settled_at is null
+  union all
+  select i.id from {{schema}}.effect_intents i where i.fault is not null and i.settled_at is null)
+{{some_effects}} where e.id in (select o.id from open_ones o) and not e.settled
+   and ($1::text is null or e.owner_job_id = $1::text::uuid) and ($2::text[] is null or e.task = any ($2::text[]))
+ order by e.id desc limit $3::int;
+
+-- name: effect
+-- One effect, by its key.
+{{some_effects}} where e.effect_key = $1::text;
+
+-- name: job_effects
+-- What the ends of one job have caused.
+{{some_effects}} where e.owner_job_id = $1::text::uuid order by e.id;
+
+-- name: settle_effect
+select {{schema}}.settle_effect($1::text, $2::text, $3::text) as answer;
+
+-- name: retry_effect
+select {{schema}}.retry_effect($1::text, $2::text, $3::text) as answer;
+
 -- name: cancel
 select {{schema}}.cancel($1::text::uuid, $2::text, $3::text) as answer;
 

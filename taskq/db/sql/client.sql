@@ -30,6 +30,12 @@ select a.id::text as id, a.task, a.queue, a.status, a.held_reason, a.priority, a
  where a.id = $1::text::uuid
    and (a.finished_at is null or a.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day');
 
+-- name: effects
+-- The effects of a job, the newest first, as EffectInfo.from_row reads them.
+select e.effect_key, e.owner_job_id::text, e.generation, e.name, e.on_status, e.task, e.job_id::text, e.status, e.error::text,
+       e.settled, e.settled_how, e.settled_at, e.settled_by, e.settled_reason, e.created_at
+  from {{schema}}.effects e where e.owner_job_id = $1::text::uuid order by e.id desc;
+
 -- name: cancel
 -- Cancels a job: cancelled, requested, finished, unknown or not_found.
 select {{schema}}.cancel($1::text::uuid, $2::text, $3::text);

@@ -152,6 +152,15 @@ select d.queue, d.task, d.level, d.n, extract(epoch from {{schema}}.now() - d.ol
                       and l.capability_level >= coalesce(d.level, 0))
  order by d.n desc limit 20;
 
+-- name: effects
+-- Promised effects that stand still: whose job has failed, or for which none could be made.
+with still as materialized (
+  select i.effect_key, 'failed' as what from {{schema}}.history h join {{schema}}.effect_intents i on i.job_id = h.id
+   where h.status = 'failed' and i.settled_at is null
+  union all
+  select i.effect_key, i.fault from {{schema}}.effect_intents i where i.fault is not null and i.settled_at is null)
+select s.what, count(*)::int as n, min(s.effect_key) as first from still s group by s.what order by s.what;
+
 -- name: unknown
 -- Jobs whose outcome was never told.
 select count(*)::int as n, extract(epoch from {{schema}}.now() - min(j.claimed_at))::float8 as oldest,
