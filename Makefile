@@ -72,6 +72,11 @@ PROPERTY_EXAMPLES ?= 1000
 property: $(VENV)/.dev ## Many random programs against the model (about half an hour; PROPERTY_EXAMPLES=1000 a test)
 	TASKQ_PROPERTY_EXAMPLES=$(PROPERTY_EXAMPLES) $(PYTEST) -s tests/model
 
+.PHONY: model
+model: ## Search the model of claims, effects and losses: every state, then every broken design (two minutes)
+	$(PYTHON) -m docs.model
+	$(PYTHON) -m docs.model --mutations
+
 system-test: $(VENV)/.dev ## Real worker processes and real faults (some minutes)
 	$(PYTEST) system_tests
 
