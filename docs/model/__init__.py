@@ -6,6 +6,7 @@
 - ``properties``: what must hold in every state.
 - ``search``: breadth first through all states, with symmetry, shortest traces, and whether every job can still end.
 - ``configs``, ``mutations``: what is searched, and the broken designs that the search must find out.
+- ``replay``: whether the record of a real database is a path of the model.
 
 Nothing here imports taskq or needs more than Python. ``python -m docs.model`` runs it; README.md beside this file says
 what the model leaves out.
