@@ -11,7 +11,7 @@ JOBS ?= 2
 # What asks no server, or the embedded one whatever the version: run once.
 ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_cli_demo.py tests/test_typing.py \
   tests/test_bounded_writes.py tests/test_policy.py tests/test_settings.py tests/test_codec_fuzz.py \
-  tests/worker/test_disposition.py tests/test_benchmarks.py tests/test_payments_provider.py
+  tests/worker/test_disposition.py tests/test_benchmarks.py tests/test_exhaustive_model.py tests/test_payments_provider.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test check lint format types migrations unit coverage system-test system-test-long prove-laws bench bench-full test-lowest test-python test-wheel clean

@@ -40,6 +40,7 @@ from taskq.worker import Worker, WorkerOptions
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from docs.model import __main__ as command  # noqa: E402
 from docs.model.replay import Record, read, replay, replay_job  # noqa: E402
 
 anyio = pytest.mark.anyio
@@ -164,6 +165,21 @@ def test_what_the_database_settles_by_itself_is_a_path_of_the_model(conn: psycop
     found = records(dsn)
     assert {UUID(r.id) for r in found} == {exhausted, pure, happened[1], did_not[1], told[1], open_[1], released, late}
     assert [str(refusal) for refusal in replay(found)] == []
+
+
+def test_the_command_replays_a_database(
+    conn: psycopg.Connection[Any], dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    conn.autocommit = True
+    worker, done = running(conn)
+    assert end(conn, worker, End(done)) == 1
+    monkeypatch.setattr(sys, "argv", ["docs.model", "--replay", dsn])
+    assert command.main() == 0
+    assert capsys.readouterr().out == "1 of 1 jobs have a record that is a path of the model\n"
+    conn.execute("alter table taskq.history disable trigger user")
+    conn.execute("update taskq.history set attempt = 1")
+    assert command.main() == 1
+    assert f"job {done}, step 4: the row is compared with its record" in capsys.readouterr().out
 
 
 # Forged records -------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Search the model: ``python -m docs.model``, from the root of the checkout.
 
 Without an option, the small configurations (under a minute). ``--full`` adds two workers with two jobs of all classes
-(some minutes), ``--mutations`` searches the broken designs instead and shows how each falls.
+(some minutes), ``--mutations`` searches the broken designs instead and shows how each falls, and ``--replay DSN``
+replays the record of a database.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import replace
 from .configs import FULL, QUICK, Config
 from .mutations import MUTATIONS, run
 from .properties import NAMES
+from .replay import read, replay
 from .search import Result, Violation, search
 
 
@@ -22,7 +24,10 @@ def main() -> int:
     parser.add_argument("--full", action="store_true", help="two workers, two jobs, all classes: some minutes")
     parser.add_argument("--mutations", action="store_true", help="search each broken design until it falls")
     parser.add_argument("--faults", type=int, help="faults in each configuration, instead of its own bound")
+    parser.add_argument("--replay", metavar="DSN", help="replay the record of a database, which is only read")
     asked = parser.parse_args()
+    if asked.replay:
+        return _replay(asked.replay)
     if asked.mutations:
         return _mutations()
     configs = FULL if asked.full else QUICK
@@ -57,6 +62,21 @@ def _mutations() -> int:
             show(violation)
     print(f"\n{len(MUTATIONS) - failed} of {len(MUTATIONS)} broken designs are found out")
     return 1 if failed else 0
+
+
+def _replay(dsn: str) -> int:
+    import psycopg
+    from psycopg.rows import dict_row
+
+    with psycopg.connect(dsn, row_factory=dict_row) as conn:
+        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        conn.read_only = True
+        found = read(lambda query: conn.execute(query.encode()).fetchall())
+    refused = replay(found)
+    for refusal in refused:
+        print(refusal)
+    print(f"{len(found) - len(refused)} of {len(found)} jobs have a record that is a path of the model")
+    return 1 if refused else 0
 
 
 def show(violation: Violation) -> None:
