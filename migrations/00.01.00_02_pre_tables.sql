@@ -44,7 +44,7 @@ create table {{schema}}.jobs (
     when 'unknown' then claimed_by is not null and claimed_at is not null and claim_epoch > 0 and held_reason is null
     when 'held' then claimed_by is null and claimed_at is null and held_reason is not null and held_reason in ('signal', 'limit', 'ordering', 'paused')
     else false end),
-  constraint jobs_effect_class check (case effect_class when 'idempotent' then true when 'pure' then true when 'side_effecting' then true else false end),
+  constraint jobs_effect_class check (case effect_class when 'idempotent' then true when 'pure' then true when 'side_effecting' then coalesce(required_worker_schema, 0) >= 2 else false end),
   constraint jobs_counters check (priority between 0 and 9 and max_attempts >= 1 and claim_epoch >= 0 and attempt >= 0
     and least(recoveries, retry_afters, snoozes, releases, generation, pruned_attempts) >= 0),
   constraint jobs_payload check (jsonb_typeof(payload) = 'object'),

@@ -87,13 +87,9 @@ begin
     select row_number() over () as n, x.* from jsonb_to_recordset(p_specs)
       as x(task text, queue text, priority integer, max_attempts integer, effect_class text, policy_id text)) s
     where not coalesce({{schema}}.valid_name(s.task), false) or not coalesce({{schema}}.valid_name(s.queue), false) or s.priority not between 0 and 9 or s.max_attempts < 1
-       or s.effect_class not in ('pure', 'idempotent') or s.policy_id is null
+       or s.effect_class not in ('pure', 'idempotent', 'side_effecting') or s.policy_id is null
     limit 1;
   if found then
-    if v_bad.effect_class = 'side_effecting' then
-      raise exception using errcode = 'WF010', message = format('task %s is side_effecting, which this release does not run', v_bad.task),
-        hint = 'Declare it idempotent, and make its body safe to repeat.';
-    end if;
     raise exception using errcode = 'WF009', message = format('spec %s of enqueue_many is not valid: %s', v_bad.spec, p_specs -> (v_bad.spec::int - 1)),
       hint = 'Task and queue are 1 to 128 printable ASCII characters without spaces, priority is 0 to 9, max_attempts at least 1.';
   end if;
@@ -213,7 +209,9 @@ begin
   return query
     with specs as materialized (
       select row_number() over () as i, x.task, x.queue, coalesce(x.priority, 5)::smallint as priority, x.max_attempts, x.effect_class, x.policy_id,
-             x.required_worker_schema, coalesce(x.run_at, v_now + make_interval(secs => coalesce(x.run_in, 0))) as run_at,
+             -- Workers below level 2 know no effect starts.
+             case when x.effect_class = 'side_effecting' then greatest(x.required_worker_schema, 2) else x.required_worker_schema end as required_worker_schema,
+             coalesce(x.run_at, v_now + make_interval(secs => coalesce(x.run_in, 0))) as run_at,
              coalesce(x.deadline, v_now + make_interval(secs => x.deadline_in)) as deadline, coalesce(x.unique_scope, x.task) as unique_scope, x.tags, x.meta,
              -- Whoever enqueues, what the policy promises holds.
              coalesce(nullif(x.has_effects, false), (select true from {{schema}}.policies p where p.id = x.policy_id and p.spec -> 'effects' <> '[]')) as has_effects

@@ -6,7 +6,8 @@
 -- 38k/s, by a join 24k/s. Ending before claiming in two statements beat one combined statement with two workers (60k
 -- against 47k): in one statement the claim waits for rows that others have just claimed.
 
--- Ends. p_outcomes: succeeded, failed, cancelled, retry_after_spent, snooze_spent (terminal; the last two ended by their
+-- Ends. p_outcomes: unknown (no end: the job becomes unknown and keeps its claim, until its own late end or a
+-- decision; so does one that is handed back after it was allowed to start an effect); succeeded, failed, cancelled, retry_after_spent, snooze_spent (terminal; the last two ended by their
 -- bound, which uses no attempt); retry, retry_after, snooze, release (back to pending).
 -- A cancel request on the locked row turns everything but a success into cancelled; a wait that would pass the deadline
 -- ends the job as failed. A release with a delay is one whose body may still run a moment. Returns how many were applied.
@@ -19,15 +20,37 @@ declare
   v_now timestamptz := {{schema}}.now();
   v_back integer := 0;
   v_gone integer := 0;
+  v_unknown uuid[] := '{}';
+  v_end record;
+  v_job {{schema}}.jobs;
 begin
-  if not p_outcomes <@ array['succeeded', 'failed', 'cancelled', 'retry', 'retry_after', 'retry_after_spent', 'snooze', 'snooze_spent', 'release'] then
+  if not p_outcomes <@ array['unknown', 'succeeded', 'failed', 'cancelled', 'retry', 'retry_after', 'retry_after_spent', 'snooze', 'snooze_spent', 'release'] then
     raise exception using errcode = 'WF009', message = format('an outcome is none that end_attempts knows: %s', array_to_string(p_outcomes, ', ', 'null')),
       hint = 'See the comment above end_attempts for the outcomes.';
   end if;
-  if p_outcomes && array['retry', 'retry_after', 'snooze', 'release'] then
-    -- Lock first: the update below decides on the locked rows, so a cancel that commits meanwhile is seen.
+  if p_outcomes && array['unknown', 'retry', 'retry_after', 'snooze', 'release'] then
+    -- Lock first: what follows decides on the locked rows, so a cancel that commits meanwhile is seen.
     perform from {{schema}}.jobs j where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown') order by j.id for update;
     v_now := {{schema}}.now();
+  end if;
+  if p_outcomes && array['unknown', 'release'] then
+    -- Not told, or handed back after an effect was allowed to start: nothing may run it again. Told again, it counts again.
+    for v_end in
+      select o.outcome, o.error, j as job
+        from (select distinct on (t.id, t.epoch) t.* from unnest(p_ids, p_epochs, p_outcomes, p_errors) with ordinality as t(id, epoch, outcome, error, n)
+               order by t.id, t.epoch, t.n) o
+        join {{schema}}.jobs j on j.id = o.id and j.claim_epoch = o.epoch
+       where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown')
+         and (o.outcome = 'unknown' or o.outcome = 'release' and j.effect_class = 'side_effecting' and j.effect_started_at is not null)
+       order by j.id
+    loop
+      v_job := v_end.job;
+      perform {{schema}}.enter_unknown(v_job, case when v_end.outcome = 'release' then 'shutdown'
+        when v_end.error->>'reason' in ('timed_out', 'process_died', 'shutdown', 'not_confirmed') then v_end.error->>'reason' else 'told' end, v_end.error);
+      v_unknown := v_unknown || v_job.id;
+    end loop;
+  end if;
+  if p_outcomes && array['retry', 'retry_after', 'snooze', 'release'] then
     with ends as materialized (
       -- As told first, below too. A wait of over 100 years could leave the calendar.
       select e.id, e.epoch, e.outcome, e.outcome_id, e.error, case when e.delay > 3155760000 then 3155760000 when e.delay < 0 then 0 else e.delay end as delay
@@ -49,6 +72,7 @@ begin
           run_at = case when e.outcome = 'release' and coalesce(e.delay, 0) <= 0 then j.run_at else v_now + make_interval(secs => e.delay) end
         from ends e join attempt a on a.id = e.id
        where j.id = any(p_ids) and j.id = e.id and (j.claimed_by = p_worker) is true and j.claim_epoch = e.epoch and j.status in ('running', 'unknown')
+         and j.id <> all(v_unknown)
          and (e.outcome = 'release' or j.deadline is null or v_now + make_interval(secs => e.delay) <= j.deadline)
          and (e.outcome <> 'retry' or j.attempt + 1 < j.max_attempts)
       returning j.id, j.claim_epoch, j.attempt, j.generation, j.queue, a.claimed_at, a.effect_started_at, e.outcome, e.outcome_id, e.error),
@@ -73,6 +97,7 @@ begin
     delete from {{schema}}.jobs j
      where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown')
        -- "is true" keeps the fence out of the choice of index and the IN a hashed subplan: the delete always goes by primary key.
+       and j.id <> all(v_unknown)
        and ((j.id, j.claim_epoch) in (select e.id, e.epoch from ends e)) is true
     returning j.*),
   decided as (
@@ -103,7 +128,7 @@ begin
            d.tags, d.meta, d.key_generation, d.has_effects, d.ordering_key, d.checkpoint, d.checkpoint_version
       from decided d;
   get diagnostics v_gone = row_count;
-  return v_back + v_gone;
+  return v_back + v_gone + cardinality(v_unknown);
 end $$;
 comment on function {{schema}}.end_attempts(uuid, uuid[], bigint[], text[], bigint[], jsonb[], jsonb[], double precision[]) is
   'Ends attempts under their fence: terminal ones move to history, the others go back to pending and leave a ledger row. An end whose fence does not match changes nothing. Returns how many were applied.';
@@ -114,7 +139,7 @@ create function {{schema}}.claim(p_worker uuid, p_limit integer, p_tasks text[],
     p_lane_mark_at timestamptz[], p_lane_mark_id uuid[], p_skip uuid[] default '{}')
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,
     attempt integer, max_attempts integer, recoveries integer, retry_afters integer, snoozes integer, generation integer,
-    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer)
+    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer, releases integer)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_nestloop = off set enable_mergejoin = off
   set enable_hashjoin = on set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -128,7 +153,7 @@ begin
     where w.id = p_worker and w.status = 'live' and w.lease_expires_at > {{schema}}.now() for key share;
   if not found then
     return query select 'lease'::text, null::uuid, null::bigint, null::text, null::text, null::text, null::smallint, null::timestamptz, null::text,
-      null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer;
+      null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer, null::integer;
     return;
   end if;
   v_now := {{schema}}.now();
@@ -148,7 +173,7 @@ begin
             order by k.run_at, k.id limit p_limit for update skip locked) c
         limit p_limit))
     returning 'job'::text, j.id, j.claim_epoch, j.task, j.payload::text, j.queue, j.priority, greatest(j.run_at, '0001-01-02 00:00:00+00'), j.policy_id, j.attempt, j.max_attempts,
-      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text, j.key_generation;
+      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text, j.key_generation, j.releases;
 end $$;
 comment on function {{schema}}.claim(uuid, integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[]) is
   'Claims up to p_limit due jobs of known tasks for a live worker, lane by lane. Answers one row of kind lease instead when the worker''s lease does not hold.';
@@ -158,7 +183,7 @@ create function {{schema}}.exchange(p_worker uuid, p_ids uuid[], p_epochs bigint
     p_lane_priorities smallint[], p_lane_mark_at timestamptz[], p_lane_mark_id uuid[], p_skip uuid[] default '{}')
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,
     attempt integer, max_attempts integer, recoveries integer, retry_afters integer, snoozes integer, generation integer,
-    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer)
+    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer, releases integer)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_ended integer;
@@ -171,9 +196,10 @@ begin
     if v_ended <> v_n then
       -- Which were not applied: the worker asks for their record in a new statement.
       return query select 'missed'::text, e.id, e.epoch, null::text, null::text, null::text, null::smallint, null::timestamptz, null::text,
-          null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer
-        from unnest(p_ids, p_epochs, p_outcome_ids) as e(id, epoch, outcome_id)
-       where not exists (select from {{schema}}.attempts a where a.job_id = e.id and a.claim_epoch = e.epoch and a.outcome_id = e.outcome_id);
+          null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer, null::integer
+        from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids) as e(id, epoch, outcome, outcome_id)
+       where not exists (select from {{schema}}.attempts a where a.job_id = e.id and a.claim_epoch = e.epoch and a.outcome_id = e.outcome_id)
+         and not (e.outcome in ('unknown', 'release') and exists (select from {{schema}}.jobs j where j.id = e.id and j.claim_epoch = e.epoch and (j.claimed_by = p_worker) is true and j.status = 'unknown'));
     end if;
   end if;
   if p_limit > 0 then
@@ -186,7 +212,7 @@ comment on function {{schema}}.exchange(uuid, uuid[], bigint[], text[], bigint[]
 create function {{schema}}.claim_suspect(p_worker uuid, p_tasks text[], p_queues text[])
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,
     attempt integer, max_attempts integer, recoveries integer, retry_afters integer, snoozes integer, generation integer,
-    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer)
+    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer, releases integer)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_level integer;
@@ -195,7 +221,7 @@ begin
   select w.capability_level into v_level from {{schema}}.workers w
     where w.id = p_worker and w.status = 'live' and w.lease_expires_at > {{schema}}.now() for key share;
   -- Alone means alone: nothing else may be claimed by this worker.
-  if not found or exists (select from {{schema}}.jobs j where j.claimed_by = p_worker) then
+  if not found or exists (select from {{schema}}.jobs j where j.claimed_by = p_worker and j.status = 'running') then
     return;
   end if;
   v_now := {{schema}}.now();
@@ -209,7 +235,7 @@ begin
           and not exists (select from {{schema}}.queues q where q.name = k.queue and q.paused_at is not null)
         order by k.run_at, k.id limit 1 for update skip locked)
     returning 'job'::text, j.id, j.claim_epoch, j.task, j.payload::text, j.queue, j.priority, greatest(j.run_at, '0001-01-02 00:00:00+00'), j.policy_id, j.attempt, j.max_attempts,
-      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text, j.key_generation;
+      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text, j.key_generation, j.releases;
 end $$;
 comment on function {{schema}}.claim_suspect(uuid, text[], text[]) is
   'Claims one job that was on a lost worker twice, for a worker that holds nothing else, so that a body which kills its worker is found out and its neighbours are not charged.';

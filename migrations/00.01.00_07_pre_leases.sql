@@ -49,9 +49,9 @@ create function {{schema}}.stop_worker(p_worker uuid) returns void
   -- A claim in flight holds this row: waited for, it is seen by the next statement.
   select from {{schema}}.workers w where w.id = p_worker for update;
   update {{schema}}.workers set status = 'stopped', ended_at = {{schema}}.now() where id = p_worker and status in ('live', 'draining')
-    and not exists (select from {{schema}}.jobs j where j.claimed_by = p_worker);
+    and not exists (select from {{schema}}.jobs j where j.claimed_by = p_worker and j.status = 'running');
 $$;
-comment on function {{schema}}.stop_worker(uuid) is 'The worker is done. With claims left it stays draining, so that its lease runs out and they are settled.';
+comment on function {{schema}}.stop_worker(uuid) is 'The worker is done. With claims left it stays draining, so that its lease runs out and they are settled; unknown jobs need no settling.';
 
 create function {{schema}}.sleep(p_worker uuid, p_queues text[]) returns void
   language sql security definer set search_path = pg_catalog, pg_temp as $$
@@ -156,7 +156,8 @@ begin
         into v_max from {{schema}}.policies p where p.id = v_job.policy_id;
       if v_job.effect_class = 'side_effecting' and v_job.effect_started_at is not null
          or v_job.effect_class <> 'pure' and v_job.cancel_requested_at is not null then
-        update {{schema}}.jobs j set status = 'unknown' where j.id = v_job.id;
+        perform {{schema}}.enter_unknown(v_job, 'worker_lost',
+          jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost, and what it did may have had its effect', 'worker_id', v_job.claimed_by));
         settled := 'unknown';
       elsif v_job.cancel_requested_at is not null then
         perform {{schema}}.finish(v_job, 'cancelled', 'lost', null,
@@ -276,9 +277,15 @@ begin
     select o.id from {{schema}}.workers o where o.status in ('stopped', 'lost') and o.ended_at < {{schema}}.now() - interval '7 days'
        and not exists (select from {{schema}}.jobs j where j.claimed_by = o.id) limit p_limit));
   get diagnostics v_n = row_count;
+  v_total := v_total + v_n;
+  delete from {{schema}}.unknowns u where u.ctid = any(array(
+    select o.ctid from {{schema}}.unknowns o, {{schema}}.installation i where o.since < {{schema}}.now() - i.history_retention
+       and not exists (select from {{schema}}.jobs j where j.id = o.job_id) and not exists (select from {{schema}}.history h where h.id = o.job_id)
+     order by o.since limit p_limit for update of o skip locked));
+  get diagnostics v_n = row_count;
   return v_total + v_n + {{schema}}.prune_effects(p_limit);
 end $$;
-comment on function {{schema}}.prune(integer) is 'Forgets expired keys, workers that ended over a week ago, and effects whose jobs are gone from history, at most p_limit of each. Returns how many; repeat until 0.';
+comment on function {{schema}}.prune(integer) is 'Forgets expired keys, workers that ended over a week ago, how attempts came to be unknown of jobs that retention has dropped, and effects whose jobs are gone from history; at most p_limit of each. Returns how many; repeat until 0.';
 
 -- What every worker asks every few seconds, in one statement: an idle worker should cost next to nothing. The survey comes
 -- first, so that nobody waits for it at the leader's row; what it refuses must not keep this worker from leading.

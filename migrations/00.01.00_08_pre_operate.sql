@@ -54,7 +54,8 @@ begin
   end loop;
   if v_answer is null then perform {{schema}}.moving(job_id); end if;
   if v_answer in ('cancelled', 'requested') then
-    perform {{schema}}.note('cancel', job_id::text, actor, reason, jsonb_build_object('answer', v_answer));
+    perform {{schema}}.note('cancel', job_id::text, actor, reason, jsonb_build_object('answer', v_answer)
+      || case when v_answer = 'requested' then jsonb_build_object('effect_started', v_job.effect_started_at is not null) else '{}' end);
   end if;
   return v_answer;
 end $$;

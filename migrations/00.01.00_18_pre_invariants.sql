@@ -62,6 +62,16 @@ begin
   return query select 5, 'effect_job_differs', j.id, format('effect %s promised task %s, with another payload or task than its job''s', i.effect_key, i.task)
     from {{schema}}.jobs j join {{schema}}.effect_intents i on i.job_id = j.id
    where j.task is distinct from i.task or {{schema}}.effect_fingerprint(j.task, j.payload) is distinct from i.fingerprint;
+  -- Side effects: who may have started one, and who may be unknown.
+  return query select 5, 'effect_started_of_other_class', j.id, format('effect class %s, effect started at %s', j.effect_class, j.effect_started_at)
+    from {{schema}}.jobs j where j.effect_started_at is not null and j.effect_class <> 'side_effecting';
+  return query select 5, 'unknown_without_record', j.id, format('attempt %s is unknown, and nothing says since when or why', j.claim_epoch)
+    from {{schema}}.jobs j where j.status = 'unknown'
+     and not exists (select from {{schema}}.unknowns u where u.job_id = j.id and u.claim_epoch = j.claim_epoch);
+  return query select 5, 'unknown_without_cause', j.id, format('effect class %s, no effect start, no cancel request, nobody told it', j.effect_class)
+    from {{schema}}.jobs j join {{schema}}.unknowns u on u.job_id = j.id and u.claim_epoch = j.claim_epoch
+   where j.status = 'unknown' and u.reason = 'worker_lost' and not (j.effect_class = 'side_effecting' and j.effect_started_at is not null)
+     and not (j.effect_class <> 'pure' and j.cancel_requested_at is not null);
 
   if scope = 'live' then
     return;
@@ -74,6 +84,9 @@ begin
       select 1, 'twice_in_history', h.id, 'finished twice'::text from {{schema}}.history h
        where h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
          and exists (select from {{schema}}.history o where o.id = h.id and o.finished_at <> h.finished_at);
+    return query select 5, 'effect_started_of_other_class', h.id, format('effect class %s, effect started at %s', h.effect_class, h.effect_started_at)
+      from {{schema}}.history h where h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
+       and h.effect_started_at is not null and h.effect_class <> 'side_effecting';
     return query
       with h as materialized (
         select h.id, h.claim_epoch, h.pruned_attempts, h.worker_id, h.status, h.outcome, h.attempt, h.recoveries, h.retry_afters, h.snoozes, h.releases, h.generation

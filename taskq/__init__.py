@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         WrongState,
     )
     from taskq.handle import Job, JobInfo
-    from taskq.outcomes import RetryAfter, Snooze
+    from taskq.outcomes import OutcomeUnknown, RetryAfter, Snooze
     from taskq.policy import ExecutionPolicy, PolicyLayer, Retry, constant, exponential, linear
     from taskq.tasks import BoundTask, Task
 
@@ -56,6 +56,7 @@ __all__ = [
     "JobInfo",
     "JobNotFound",
     "JobRequest",
+    "OutcomeUnknown",
     "PayloadError",
     "PolicyLayer",
     "Ref",
@@ -107,6 +108,7 @@ _HOMES = {
         "JobInfo",
     ),
     "taskq.outcomes": (
+        "OutcomeUnknown",
         "RetryAfter",
         "Snooze",
     ),

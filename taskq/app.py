@@ -151,15 +151,14 @@ class TaskQ:
                 for code that is not trusted to end. Arguments and results travel as stored; context variables and
                 global state of the worker do not.
             **layer: What the task says about the policy: queue, priority (0 to 9, higher first), retry,
-                max_attempts, timeout, deadline (from enqueue), effect_class (``"pure"`` or ``"idempotent"``),
-                max_recoveries, max_retry_afters, max_snoozes, effects (what runs once the job has ended: a list of
-                ``TerminalEffect``). Durations as ``"30s"`` or seconds. Without
-                a retry: three attempts, about 5 s and 10 s apart.
+                max_attempts, timeout, deadline (from enqueue), effect_class (``"pure"``, ``"idempotent"`` or
+                ``"side_effecting"``), max_recoveries, max_retry_afters, max_snoozes, effects (what runs once the job
+                has ended: a list of ``TerminalEffect``). Durations as ``"30s"`` or seconds. Without a retry: three
+                attempts, about 5 s and 10 s apart; one for ``side_effecting``.
 
         Raises:
             TaskDefinitionError: The function cannot be a task, the name is taken, or there is no such option.
             InvalidPolicy: An option is not valid.
-            EffectClassUnsupported: The effect class is ``"side_effecting"``.
         """
         localns = sys._getframe(1).f_locals
         options = check_task_options(layer)
@@ -191,7 +190,6 @@ class TaskQ:
         Raises:
             InvalidPolicy: A value is not valid; the message names the field.
             UnknownTask: An effect names a task that is not registered.
-            EffectClassUnsupported: The effect class is ``"side_effecting"``.
         """
 
         def promise(effects: tuple[TerminalEffect, ...]) -> tuple[PromisedEffect, ...]:

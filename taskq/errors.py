@@ -15,7 +15,6 @@ from uuid import UUID
 
 MAX_MESSAGE = 2_000
 MAX_TRACEBACK = 8_000
-EFFECT_CLASS_SQLSTATE = "WF010"
 NO_RIGHTS_SQLSTATE = "42501"
 
 
@@ -96,10 +95,6 @@ class InvalidPolicy(TaskQError, ValueError):
 
 class InvalidDuration(InvalidPolicy):
     """A duration cannot be read; the message shows it and what is accepted."""
-
-
-class EffectClassUnsupported(TaskQError):
-    """The effect class is one whose guarantees this release does not give (SQLSTATE WF010)."""
 
 
 class PoolerInBetween(ConfigurationError):
@@ -314,6 +309,30 @@ class RecoveryExhausted(TaskQError):
     """The job was with lost workers more often than the policy's ``max_recoveries``."""
 
 
+class NotProven(TaskQError):
+    """The database's answer does not prove what the worker needs to know before it goes on.
+
+    Attributes:
+        reason: What does not fit, in a few words.
+    """
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ClaimNotProven(NotProven):
+    """What was claimed is not what this worker asked for: its body is not called, and the claim is handed back."""
+
+
+class EffectStartNotProven(NotProven):
+    """Whether the attempt may start its effect was not answered beyond doubt: the body is not called."""
+
+
+class OutcomeNotProven(NotProven):
+    """What stands on record of an attempt is not what was sent: nothing is reported as done, nothing is repeated."""
+
+
 class ProcessDied(TaskQError):
     """The child process of a body ended by itself: ``os._exit``, a crash in C code, or a kill from outside.
 
@@ -354,8 +373,6 @@ def from_sqlstate(exc: BaseException) -> TaskQError | None:
     else:
         message = exc.args[0] if exc.args else type(exc).__name__
         detail, hint = getattr(exc, "detail", None), getattr(exc, "hint", None)
-    if state == EFFECT_CLASS_SQLSTATE:
-        return EffectClassUnsupported(f"{message}. {hint}" if hint else str(message))
     kind = _BY_SQLSTATE.get(state)
     return kind(str(message), detail=_json_object(detail), hint=hint) if kind else None
 

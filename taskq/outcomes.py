@@ -1,4 +1,4 @@
-"""What a body raises to say how its attempt ends, other than by returning or failing; neither uses an attempt up."""
+"""What a body raises to say how its attempt ends, other than by returning or failing; none uses an attempt up."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from taskq.policy import parse_duration
 
-__all__ = ["RetryAfter", "Snooze"]
+__all__ = ["OutcomeUnknown", "RetryAfter", "Snooze"]
 
 
 class _Later(Exception):
@@ -48,3 +48,13 @@ class Snooze(_Later):
 
     def __init__(self, delay: str | float | timedelta) -> None:
         super().__init__(delay)
+
+
+class OutcomeUnknown(Exception):
+    """Raised by a body that does not know whether its effect has happened, after a timeout of the provider say.
+
+    The job becomes ``unknown``: nothing runs it again until it is known what happened.
+
+    Args:
+        message: What the body knows; goes on the record.
+    """

@@ -17,10 +17,11 @@ from typing import Any, Final, Literal, TypeAlias
 
 from taskq.durations import Duration, parse_duration
 from taskq.effects import PromisedEffect, TerminalEffect
-from taskq.errors import EffectClassUnsupported, InvalidDuration, InvalidPolicy
+from taskq.errors import InvalidDuration, InvalidPolicy
 
 __all__ = [
     "DEFAULT_RETRY",
+    "EFFECT_START_LEVEL",
     "FORMAT",
     "UNLIMITED",
     "UNSET",
@@ -44,6 +45,8 @@ FORMAT: Final = 1
 UNLIMITED: Final = 2**31 - 1
 """What ``max_attempts=None`` is stored as."""
 EffectClass: TypeAlias = Literal["pure", "idempotent", "side_effecting"]
+EFFECT_START_LEVEL: Final = 2
+"""The capability level of workers that commit an effect start before a side-effecting body; its jobs require it."""
 
 
 class Unset(Enum):
@@ -273,7 +276,6 @@ class ExecutionPolicy:
 
     Raises:
         InvalidPolicy: A value is out of its bounds; the message names the field and the cure.
-        EffectClassUnsupported: The effect class is ``side_effecting``.
     """
 
     queue: str = "default"
@@ -299,15 +301,17 @@ class ExecutionPolicy:
                 if seconds <= 0:
                     raise InvalidPolicy(f"{name} is 0; give a duration above 0, or None for no limit")
                 object.__setattr__(self, name, seconds)
-        if self.effect_class == "side_effecting":
-            raise EffectClassUnsupported(
-                "effect_class 'side_effecting' promises that no effect is repeated, which this release cannot keep; "
-                "declare the task 'idempotent' and make its body safe to repeat"
+        if self.effect_class not in ("pure", "idempotent", "side_effecting"):
+            raise InvalidPolicy(
+                f"effect_class is {_short(self.effect_class)}; give 'pure', 'idempotent' or 'side_effecting'"
             )
-        if self.effect_class not in ("pure", "idempotent"):
-            raise InvalidPolicy(f"effect_class is {self.effect_class!r}; give 'pure' or 'idempotent'")
         for name in ("max_recoveries", "max_retry_afters", "max_snoozes"):
             _check_int(name, getattr(self, name), 0, UNLIMITED)
+
+    @property
+    def required_worker_schema(self) -> int | None:
+        """The capability level that its jobs require of a worker; None for none."""
+        return EFFECT_START_LEVEL if self.effect_class == "side_effecting" else None
 
     @property
     def id(self) -> str:
@@ -408,16 +412,22 @@ Promise: TypeAlias = Callable[[tuple[TerminalEffect, ...]], tuple[PromisedEffect
 def resolve(*layers: PolicyLayer, promise: Promise | None = None) -> ExecutionPolicy:
     """Put layers together, the nearest first: call site, step, chain, task, queue, app. The nearest wins.
 
+    What a side-effecting body raises ends its job, unless ``Retry(on=...)`` names it. So the layer that declares
+    ``side_effecting`` starts with one attempt, where the layers below it name no errors.
+
     Args:
         *layers: What each says.
         promise: Resolves the effects that are left against the tasks of the application; without it there are none.
 
     Raises:
-        InvalidPolicy: A value is out of its bounds; the message names the field and the cure.
-        EffectClassUnsupported: The effect class is ``side_effecting``.
+        InvalidPolicy: A value is out of its bounds; the message names the field and the cure. Or more than one attempt
+            is asked for and the class is ``side_effecting``, without the errors that are worth another.
     """
     values: dict[str, Any] = {"retry": DEFAULT_RETRY}
     for layer in reversed(layers):
+        retry = values["retry"]
+        if layer.effect_class == "side_effecting" and isinstance(retry, Retry) and retry.on is None:
+            values["retry"] = Retry(1, retry.backoff, give_up_on=retry.give_up_on)
         for f in fields(layer):
             value = getattr(layer, f.name)
             if value is not UNSET and f.name != "max_attempts":
@@ -427,4 +437,11 @@ def resolve(*layers: PolicyLayer, promise: Promise | None = None) -> ExecutionPo
             if isinstance(retry, Retry):
                 values["retry"] = Retry(layer.max_attempts, retry.backoff, on=retry.on, give_up_on=retry.give_up_on)
     declared = values.pop("effects", ())
-    return ExecutionPolicy(**values, effects=promise(declared) if promise and declared else ())
+    policy = ExecutionPolicy(**values, effects=promise(declared) if promise and declared else ())
+    if policy.effect_class == "side_effecting" and policy.retry.max_attempts > 1 and policy.retry.on is None:
+        raise InvalidPolicy(
+            f"retry.max_attempts is {policy.retry.max_attempts} for a side_effecting task, and retry.on names no "
+            "errors: a failure may have had its effect, so it is tried again only if you say which failures had none; "
+            "give Retry(max_attempts=..., on=(...,)), leave the retry out, or raise RetryAfter in the body"
+        )
+    return policy

@@ -123,7 +123,7 @@ class Task(_Enqueues[P, R]):
         self.takes_context = self.codec.takes_context
         self.process = _check_process(self.name, process)
         self.layer = layer
-        self.required_worker_schema: int | None = None
+        self.required_worker_schema = app.resolve_policy(layer).required_worker_schema
         self._plain = CallOptions()
         with suppress(UnknownTask):  # an effect may name a task that is defined further down
             self._plain_spec  # noqa: B018

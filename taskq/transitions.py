@@ -84,6 +84,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
         None,
         "its worker is lost, and its effect may have happened",
     ),
+    _T("running", "unknown", "worker", "end_attempts", None, None, "its effect may have happened, and nobody knows"),
     _T("unknown", "succeeded", "worker", "end_attempts", "succeeded", None, "its own late end"),
     _T("unknown", "succeeded", "operator", "resolve", "resolved", None, "decided: it happened"),
     _T("unknown", "failed", "worker", "end_attempts", "failed", "attempt", "its own late end"),

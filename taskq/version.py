@@ -7,5 +7,8 @@ try:
 except PackageNotFoundError:
     __version__ = "0+unknown"
 
-CAPABILITY_LEVEL = 1
-"""Stamped on every worker; a job may require a level, and workers below it leave the job alone."""
+CAPABILITY_LEVEL = 2
+"""Stamped on every worker; a job may require a level, and workers below it leave the job alone.
+
+1: the first. 2: commits an effect start before a side-effecting body.
+"""

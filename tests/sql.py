@@ -31,6 +31,7 @@ BOUND = 20.0
 SPENT = ("retry_after_spent", "snooze_spent")
 """Terminal: what was asked for once more than its bound allows."""
 OUTCOMES = ("succeeded", "failed", "cancelled", "retry", "retry_after", "snooze", "release", *SPENT)
+"""Those that end an attempt; ``unknown`` keeps it open."""
 TERMINAL = ("succeeded", "failed", "cancelled")
 BACK = ("retry", "retry_after", "snooze", "release")
 
@@ -109,10 +110,7 @@ def enqueue(
     payload: object = None,
     **spec: Any,
 ) -> UUID:
-    """Enqueue one job; gives its id. A side-effecting one is made from an idempotent one, by hand."""
-    side_effecting = spec.get("effect_class") == "side_effecting"
-    if side_effecting:
-        spec["effect_class"] = "idempotent"
+    """Enqueue one job; gives its id."""
     [row] = enqueue_many(
         conn,
         unique=[unique_key] if unique_key else None,
@@ -121,8 +119,6 @@ def enqueue(
         **spec,
     )
     job: UUID = row["job_id"]
-    if side_effecting:
-        conn.execute("update taskq.jobs set effect_class = 'side_effecting' where id = %s", (job,))
     return job
 
 
@@ -131,7 +127,7 @@ def register(
     *,
     queues: Sequence[str] = ("q",),
     tasks: Sequence[str] = ("t",),
-    level: int = 1,
+    level: int = 2,
     lease: float = 60,
     concurrency: int = 10,
 ) -> UUID:
@@ -186,6 +182,17 @@ def claim(conn: Conn, worker: UUID, limit: int = 10, **options: Any) -> list[Row
 def claim_one(conn: Conn, worker: UUID, **options: Any) -> Row:
     [row] = claim(conn, worker, 1, **options)
     return row
+
+
+def start_effects(conn: Conn, worker: UUID, *attempts: tuple[UUID, int]) -> list[Row]:
+    """Ask for effect starts of (job, epoch); gives the rows that answer, in order."""
+    return rows(
+        conn,
+        "select * from taskq.start_effects(%s, %s::uuid[], %s::bigint[])",
+        worker,
+        [job for job, _ in attempts],
+        [epoch for _, epoch in attempts],
+    )
 
 
 def end(conn: Conn, worker: UUID, *ends: End) -> int:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taskq.errors import EffectClassUnsupported, InvalidDuration, InvalidPolicy
+from taskq.errors import InvalidDuration, InvalidPolicy
 from taskq.policy import (
     UNLIMITED,
     Backoff,
@@ -193,9 +193,31 @@ def test_every_field_is_checked_and_named(layer: dict[str, Any], field: str) -> 
         resolve(PolicyLayer(**layer))
 
 
-def test_side_effecting_is_refused_until_it_can_be_kept() -> None:
-    with pytest.raises(EffectClassUnsupported, match="idempotent"):
-        resolve(PolicyLayer(effect_class="side_effecting"))
+def test_a_side_effecting_body_that_fails_has_failed_unless_its_errors_are_named() -> None:
+    task = PolicyLayer(effect_class="side_effecting")
+    alone = resolve(task)
+    assert (alone.retry.max_attempts, alone.required_worker_schema) == (1, 2)
+    assert resolve(PolicyLayer()).required_worker_schema is None
+    app = PolicyLayer(retry=Retry(5, give_up_on=(KeyError,)))
+    assert resolve(task, app).retry == Retry(1, app.retry.backoff, give_up_on=(KeyError,))  # type: ignore[union-attr]
+    named = Retry(5, on=(TimeoutError,))
+    assert resolve(task, PolicyLayer(retry=named)).retry == named
+    assert resolve(PolicyLayer(effect_class="side_effecting", retry=named)).retry == named
+    assert resolve(PolicyLayer(effect_class="side_effecting", retry=Retry(1))).retry == Retry(1)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        (PolicyLayer(effect_class="side_effecting", retry=Retry(2)),),
+        (PolicyLayer(effect_class="side_effecting", max_attempts=2),),
+        (PolicyLayer(retry=Retry()), PolicyLayer(effect_class="side_effecting")),
+        (PolicyLayer(max_attempts=None), PolicyLayer(effect_class="side_effecting")),
+    ],
+)
+def test_more_attempts_at_a_side_effect_need_the_errors_that_are_worth_them(layers: tuple[PolicyLayer, ...]) -> None:
+    with pytest.raises(InvalidPolicy, match=r"retry\.on names no errors.*on=\(\.\.\.,\)"):
+        resolve(*layers)
 
 
 def test_a_backoff_is_made_by_its_functions() -> None:

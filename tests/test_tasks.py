@@ -17,7 +17,6 @@ from taskq import JobContext, PolicyLayer, Retry, TaskQ, constant
 from taskq.client.requests import build_batch
 from taskq.errors import (
     ConfigurationError,
-    EffectClassUnsupported,
     InvalidPolicy,
     InvalidRequest,
     JobCancelled,
@@ -98,8 +97,8 @@ def test_what_cannot_be_a_task_is_refused(app: TaskQ) -> None:
         app.task(name="good")(generator_free)
     with pytest.raises(InvalidPolicy, match="name of a task"):
         app.task(name="a b")(generator_free)
-    with pytest.raises(EffectClassUnsupported):
-        app.task(effect_class="side_effecting")(generator_free)
+    with pytest.raises(InvalidPolicy, match="names no errors"):
+        app.task(effect_class="side_effecting", max_attempts=2)(generator_free)
     assert list(app.tasks) == ["good"]
 
 

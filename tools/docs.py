@@ -68,7 +68,7 @@ def transitions() -> str:
 def guards(t: Transition) -> str:
     """The SQLSTATEs with which the database refuses this very transition where its conditions do not hold."""
     if t.source is None:
-        enqueue = "`WF006` `WF007` `WF008` `WF009` `WF010` `WF014`"
+        enqueue = "`WF006` `WF007` `WF008` `WF009` `WF014`"
         return f"`WF003` {enqueue}" if t.function else "`WF003`"
     if t.target == "running":
         return "`WF001` `WF002`"
@@ -81,8 +81,7 @@ def guards(t: Transition) -> str:
 
 def sqlstates() -> str:
     """Every SQLSTATE of class WF with its exception."""
-    found = {c.sqlstate: c for c in errors.DatabaseRefusal.__subclasses__()}
-    rows: dict[str, type[errors.TaskQError]] = {**found, errors.EFFECT_CLASS_SQLSTATE: errors.EffectClassUnsupported}
+    rows = {c.sqlstate: c for c in errors.DatabaseRefusal.__subclasses__()}
     return table(
         ("SQLSTATE", "exception", "meaning"),
         ((code(s), code(f"taskq.errors.{rows[s].__name__}"), first_sentence(rows[s].__doc__)) for s in sorted(rows)),

@@ -22,8 +22,7 @@ class Point(StrEnum):
     armed or a trace is kept, each exchange runs in a transaction of its own, so that a fault can strike on either side
     of its commit. What the server does is the same.
 
-    There is no point for an effect that is about to start: this release runs no side-effecting tasks, so nothing of
-    the kind is ever committed.
+    The same holds for the statement that lets side-effecting bodies start; other bodies do not pass its point.
     """
 
     CLAIM_SENT = "claim_sent"
@@ -34,6 +33,10 @@ class Point(StrEnum):
     has not seen the answer; in a drop the answer is lost."""
     CLAIM_RECEIVED = "claim_received"
     """The answer with the claims; before: it is read, nothing was done about it. After: the bodies may start."""
+    EFFECT_START_COMMITTED = "effect_start_committed"
+    """Passed by side-effecting bodies alone. Before: the server has set the effect start of at least one job and not
+    committed it. After: it has, the worker has not seen the answer; in a drop the answer is lost. The body runs only
+    once an answer has come."""
     BODY_DONE = "body_done"
     """The body has ended, in whatever way; before: nobody knows yet. After: its end is kept to be sent. Not passed by
     bodies that are handed back."""

@@ -54,6 +54,10 @@ class FaultWatch:
         self._to_cut.discard(outbox)
         return _Exchange(self, tuple(end.job_id for end in ends), limit, cut_first)
 
+    def effect_start(self, jobs: Sequence[UUID]) -> points.WatchedExchange:
+        """See ``taskq.worker.points.Watch``."""
+        return _EffectStart(self, tuple(jobs))
+
     def keep(self, outbox: Outbox, end: End) -> None:
         """See ``taskq.worker.points.Watch``."""
         if end.outcome == "release":
@@ -173,6 +177,34 @@ class _Exchange:
     def _cut(self) -> None:
         self._is_cut = True
         _cut(self._conn)
+
+
+class _EffectStart:
+    """One statement that starts effects and is watched, in a transaction of its own."""
+
+    def __init__(self, watch: FaultWatch, jobs: tuple[UUID, ...]) -> None:
+        self._watch = watch
+        self._jobs = jobs
+        self._is_cut = False
+
+    async def __call__(self, conn: Any, query: str, args: Sequence[Any], timeout: float) -> list[Any]:
+        def cut() -> None:
+            self._is_cut = True
+            _cut(conn)
+
+        async with asyncio.timeout(timeout):
+            transaction = conn.transaction()
+            await transaction.start()
+            rows: list[Any] = await conn.fetch(query, *args)
+            self._watch.passes(Point.EFFECT_START_COMMITTED, "before", self._jobs, cut)
+            await transaction.commit()
+            self._watch.passes(Point.EFFECT_START_COMMITTED, "after", self._jobs, cut)
+        if self._is_cut:
+            raise ConnectionResetError("a test's fault cut the connection before the answer")
+        return rows
+
+    def acted(self, upon: Literal["claims", "ends"]) -> None:
+        """Nothing follows that would be watched."""
 
 
 def _cut(conn: Any) -> None:

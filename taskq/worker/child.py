@@ -69,6 +69,7 @@ class Child:
         self._context: ProcessContext | None = None
         self._may_interrupt = False
         self._stopping = False
+        self._told = False
         self._body: asyncio.Task[Any] | None = None
         self._runner = asyncio.Runner()
         self._told_apps: set[int] = set()
@@ -112,7 +113,12 @@ class Child:
         while (message := receive(self._sock)) is not None:
             if message["do"] == "stop":
                 self._stop()
+            elif message["do"] == "tell":
+                self._told = True
+                if self._context is not None:
+                    self._context.cancel_requested = True
             else:
+                self._told = False
                 self._inbox.put(message)
         _go()
 
@@ -150,6 +156,7 @@ class Child:
 
     def _run(self, message: Message) -> None:
         self._context = context_of(message["context"])
+        self._context.cancel_requested = self._told
         if self._stopping:
             self.send({"is": "stopped"})
             return

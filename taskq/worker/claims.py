@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
@@ -18,7 +18,9 @@ Outcome = Literal[
     "snooze",
     "snooze_spent",
     "release",
+    "unknown",
 ]
+"""What is told of an attempt; all but ``unknown`` end it."""
 Interrupt = Literal["timeout", "cancel", "shutdown", "lease"]
 
 
@@ -46,10 +48,15 @@ class Claim:
     claimed_at: datetime
     meta: str | None
     key_generation: int | None = None
+    releases: int = 0
     received: float = 0.0
     """When the answer arrived, on the loop's clock."""
     started: float = 0.0
     """When its body started, on the loop's clock; 0 before that."""
+    effect_started_at: datetime | None = None
+    """When the database let it start its effect, once that is proven; its body may have done anything since."""
+    is_unknown: bool = False
+    """Whether the database was told that its outcome is unknown."""
 
     @classmethod
     def from_row(cls, worker_id: UUID, row: Mapping[str, Any], received: float) -> Claim:
@@ -78,6 +85,10 @@ class End:
     task: str = ""
     minimal: bool = False
     """Whether it stands for an outcome that could not be stored."""
+    effect_started_at: datetime | None = None
+    """The effect start that its record must keep; None where there was none, and nothing is to be proven."""
+    on_proven: Callable[[End], None] | None = None
+    """Called once the record proves this end, where that is asked for."""
 
 
 @dataclass(slots=True)
@@ -91,3 +102,5 @@ class Counts:
     retried: int = 0
     released: int = 0
     fenced_out: int = 0
+    unknown: int = 0
+    not_proven: int = 0

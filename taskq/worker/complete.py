@@ -12,6 +12,7 @@ import json
 import random
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from uuid import UUID
 
 import asyncpg
@@ -46,6 +47,7 @@ def make_end(claim: Claim, decided: Disposition) -> End:
         decided.error_text,
         decided.delay,
         claim.task,
+        effect_started_at=claim.effect_started_at,
     )
 
 
@@ -79,24 +81,25 @@ def partition_is_missing(exc: BaseException) -> bool:
 
 
 def minimal_failure(end: End, exc: asyncpg.PostgresError) -> End:
-    """What an end becomes that cannot be stored: failed, with the SQLSTATE that refused it. The outcome id stays."""
+    """What an end becomes that cannot be stored: failed, with the SQLSTATE that refused it. The outcome id stays.
+
+    What is unknown stays unknown.
+    """
     error = {
         "type": "OutcomeNotStored",
         "message": f"it ended as {end.outcome}, but PostgreSQL refused to store that (SQLSTATE {exc.sqlstate})",
         "sqlstate": exc.sqlstate,
         "outcome": end.outcome,
     }
-    return End(
-        end.worker_id,
-        end.job_id,
-        end.claim_epoch,
-        "failed",
-        end.outcome_id,
-        None,
-        json.dumps(error),
-        0.0,
-        end.task,
-        True,
+    if end.outcome == "unknown":
+        error["reason"] = json.loads(end.error or "{}").get("reason")
+    return replace(
+        end,
+        outcome="unknown" if end.outcome == "unknown" else "failed",
+        result=None,
+        error=json.dumps(error),
+        delay=0.0,
+        minimal=True,
     )
 
 
@@ -114,6 +117,7 @@ class Outbox:
         self._ends: deque[End] = deque()
         self._halves: list[list[End]] = []
         self._unconfirmed: dict[tuple[UUID, int], End] = {}
+        self._late: dict[tuple[UUID, int], End] = {}
 
     def __len__(self) -> int:
         return len(self._ends) + sum(map(len, self._halves))
@@ -140,9 +144,13 @@ class Outbox:
             points.watch.keep(self, end)
 
     def keep(self, end: End) -> None:
-        """What ``put`` does, whoever watches. Told twice, an attempt ends as told first."""
+        """What ``put`` does, whoever watches. Told twice, an attempt ends as told first; but unknown is no end."""
         key = (end.job_id, end.claim_epoch)
-        if key in self._unconfirmed:
+        before = self._unconfirmed.get(key)
+        if before is not None:
+            if before.outcome == "unknown" and end.outcome != "unknown":
+                # After it, not with it: the database must have the one before it gets the other.
+                self._late.setdefault(key, end)
             return
         if end.outcome == "release" and end.error is None:
             end.error = json.dumps(released(self.why_released(), False))
@@ -169,7 +177,11 @@ class Outbox:
     def confirmed(self, batch: Iterable[End]) -> None:
         """The database has these, or they are fenced out: forget them."""
         for end in batch:
-            self._unconfirmed.pop((end.job_id, end.claim_epoch), None)
+            key = (end.job_id, end.claim_epoch)
+            self._unconfirmed.pop(key, None)
+            if self._late and (late := self._late.pop(key, None)) is not None:
+                self._ends.append(late)
+                self._unconfirmed[key] = late
 
     def again(self, batch: list[End]) -> None:
         """Send these again, first."""

@@ -10,11 +10,11 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from taskq import errors
-from taskq.outcomes import RetryAfter, Snooze
+from taskq.outcomes import OutcomeUnknown, RetryAfter, Snooze
 from taskq.policy import ExecutionPolicy, kind_name
 from taskq.worker.claims import Claim, Interrupt, Outcome
 
@@ -49,11 +49,27 @@ class Interrupted:
     started: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Unproven:
+    """What the database holds of the attempt is not known; its body was not called, or what became of it is lost."""
+
+    error: errors.TaskQError
+
+
+@dataclass(frozen=True, slots=True)
+class FencedOut:
+    """The attempt was another's before its body was called: there is nothing to say about it."""
+
+
+UnknownReason = Literal["timed_out", "process_died", "shutdown", "told", "not_confirmed"]
 ReleaseReason = Literal["shutdown", "lease", "stale", "stopped"]
-BodyEnd = Returned | Raised | RaisedElsewhere | Interrupted
+BodyEnd = Returned | Raised | RaisedElsewhere | Interrupted | Unproven | FencedOut
 _FINAL: Final = frozenset(map(kind_name, (errors.PayloadError, errors.ResultNotStorable)))
 """Errors of a child process after which trying again cannot help."""
 _MISFIT: Final = kind_name(errors.PayloadMisfit)
+_UNKNOWN: Final = kind_name(OutcomeUnknown)
+UNPROVEN_DELAY: Final = 5.0
+"""Seconds that a job waits whose effect start was not proven, where the database knows that there was none."""
 MISFIT_DELAYS: Final = (5.0, 15.0, 45.0, 135.0, 405.0, 600.0)
 """Seconds that a job waits each time its payload does not fit, about 20 minutes in all, before that ends it."""
 
@@ -84,13 +100,21 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
     match end:
         case Returned(result):
             return Disposition("succeeded", result=result)
+        case Unproven(exc):
+            unproven = unknown("not_confirmed", errors.describe(exc))
+            return replace(unproven, delay=UNPROVEN_DELAY)
+        case Raised(OutcomeUnknown() as exc):
+            return unknown("told", errors.describe(exc))
+        case RaisedElsewhere(error, kinds) if _UNKNOWN in kinds:
+            return unknown("told", error)
+        case _ if claim.effect_started_at is not None and (decided := _of_effect(claim, policy, end)) is not None:
+            return decided
         case Interrupted("shutdown" | "lease" as reason, started):
             return Disposition("release", error=released(reason, started))
         case Interrupted("cancel") | Raised(errors.JobCancelled()):
             return Disposition("cancelled")
         case Interrupted(_):
-            seconds = policy.timeout or 0.0
-            return _failure(claim, policy, errors.AttemptTimeout(f"the body still ran at its timeout of {seconds:g} s"))
+            return _failure(claim, policy, _timeout(policy))
         case Raised(RetryAfter() as later):
             if claim.retry_afters + 1 > policy.max_retry_afters:
                 return Disposition(
@@ -121,6 +145,42 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
         case RaisedElsewhere(error, kinds):
             return _charged(claim, policy, error, _FINAL.isdisjoint(kinds) and policy.retry.retries_kinds(kinds))
     raise AssertionError(end)
+
+
+_OWN_WORD: Final = (errors.JobCancelled, RetryAfter, Snooze, errors.ResultNotStorable)
+"""What a side-effecting body may raise that means the same as from any other."""
+
+
+def _of_effect(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition | None:
+    """What is different where an effect was allowed to start; None for what is not.
+
+    What stopped the body leaves its outcome unknown. What it raised is its own word, and ends the job, unless the
+    policy names that error as one to try again after.
+    """
+    match end:
+        case Interrupted("timeout"):
+            return unknown("timed_out", errors.describe(_timeout(policy)))
+        case Interrupted(reason):
+            why = _RELEASED.get(reason, "it was stopped")
+            return unknown("shutdown", {"type": "OutcomeUnknown", "message": f"its body still ran: {why}"})
+        case Raised(errors.ProcessDied() as exc):
+            return unknown("process_died", errors.describe(exc))
+        case Raised(exc) if not isinstance(exc, _OWN_WORD):
+            named = policy.retry.on is not None and policy.retry.retries(exc)
+            return _charged(claim, policy, errors.describe(exc), named)
+        case RaisedElsewhere(error, kinds):
+            named = policy.retry.on is not None and _FINAL.isdisjoint(kinds) and policy.retry.retries_kinds(kinds)
+            return _charged(claim, policy, error, named)
+    return None
+
+
+def unknown(reason: UnknownReason, error: Mapping[str, Any]) -> Disposition:
+    """The outcome of an attempt that nobody knows, with what is known of it."""
+    return Disposition("unknown", error={**error, "reason": reason})
+
+
+def _timeout(policy: ExecutionPolicy) -> errors.AttemptTimeout:
+    return errors.AttemptTimeout(f"the body still ran at its timeout of {policy.timeout or 0.0:g} s")
 
 
 _RELEASED: Final[Mapping[str, str]] = {

@@ -8,13 +8,16 @@ silence it says that it is asleep, looks once more, and waits for a notification
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 from uuid import UUID
 
+from taskq import errors
 from taskq.policy import ExecutionPolicy
+from taskq.tasks import Task
 from taskq.telemetry import get_logger
 from taskq.worker import points
 from taskq.worker.claims import Claim, Counts, End
@@ -23,6 +26,7 @@ from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.execute import Executor
 from taskq.worker.fetch import LaneBook
 from taskq.worker.policies import PolicyCache
+from taskq.worker.proofs import NOT_PROVEN_DELAYS, prove_claim
 from taskq.worker.report import claimed, handed_back
 from taskq.worker.resend import Resender
 
@@ -42,6 +46,8 @@ SUSPECT_PATIENCE = 5.0
 """Seconds that a suspect waits for a worker to be empty by itself, before workers stop claiming for it."""
 SUSPECT_DRAIN = 30.0
 SUSPECT_CYCLE = 120.0
+REMEMBERED = 10_000
+"""Claims that are told of once each, as proving nothing, until all are forgotten."""
 """Workers stop claiming for a suspect this long, once in so many seconds: long bodies must not hold up all others."""
 
 Block = Literal["registering", "lease", "stuck", "draining"]
@@ -56,7 +62,7 @@ class Exchanger:
         conn: A connection for the exchange alone.
         executor: Where claims go.
         outbox: Where ends come from.
-        tasks: Names of the tasks that the worker knows.
+        tasks: The tasks that the worker knows, by name.
         queues: The queues that it serves.
         concurrency: How many bodies run at once.
         poll_interval: Seconds between looks while asleep.
@@ -73,7 +79,7 @@ class Exchanger:
         conn: Connection,
         executor: Executor,
         outbox: Outbox,
-        tasks: list[str],
+        tasks: Mapping[str, Task[..., Any]],
         queues: list[str],
         concurrency: int,
         poll_interval: float,
@@ -86,7 +92,8 @@ class Exchanger:
         self._conn = conn
         self._executor = executor
         self._outbox = outbox
-        self._tasks = tasks
+        self._known = tasks
+        self._tasks = sorted(tasks)
         self._queues = queues
         self._concurrency = concurrency
         self._poll = poll_interval
@@ -96,6 +103,7 @@ class Exchanger:
         self._counts = counts
         self._on_lease_refused = on_lease_refused
         self._lanes = LaneBook(queues)
+        self._reported: set[tuple[UUID, str]] = set()
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._resender = Resender(queries, conn, outbox, counts)
@@ -284,11 +292,13 @@ class Exchanger:
             self._next_claim = min(self._next_claim, self._loop.time() + max(0.0, min(back)))
 
     async def _ended(self, batch: list[End], missed: list[Any]) -> None:
-        if not missed:
-            self._outbox.confirmed(batch)
-        else:
-            keys = {(row["job_id"], row["claim_epoch"]) for row in missed}
-            self._outbox.confirmed(e for e in batch if (e.job_id, e.claim_epoch) not in keys)
+        keys = {(row["job_id"], row["claim_epoch"]) for row in missed}
+        applied = [e for e in batch if (e.job_id, e.claim_epoch) not in keys] if keys else batch
+        effects = [e for e in applied if e.effect_started_at is not None]
+        self._outbox.confirmed([e for e in applied if e.effect_started_at is None] if effects else applied)
+        if effects:
+            await self._resender.prove(effects)
+        if keys:
             for end in batch:
                 if (end.job_id, end.claim_epoch) in keys:
                     await self._resender.settle_missed(end)
@@ -363,6 +373,7 @@ class Exchanger:
 
     async def _hand_over(self, claims: list[Claim]) -> None:
         claimed(claims)
+        claims = [c for c in claims if self._is_proven(c)]
         unknown = {c.policy_id for c in claims} - self._policies.known
         if unknown:
             await self._policies.load(self._conn, unknown)
@@ -374,6 +385,35 @@ class Exchanger:
             self._executor.put([(c, self._policy_of(c)) for c in claims])
         if self._watched is not None:
             self._watched.acted("claims")
+
+    def _is_proven(self, claim: Claim) -> bool:
+        """Whether this is a claim that may have a body; one that may not is handed back, later each time."""
+        try:
+            prove_claim(claim, self._known.get(claim.task))
+            if claim.job_id in self._executor.running:
+                raise errors.ClaimNotProven(
+                    f"job {claim.job_id} is not run here: the body of an earlier attempt of it still runs", "still_runs"
+                )
+        except errors.ClaimNotProven as exc:
+            told = (claim.job_id, exc.reason)
+            if told not in self._reported:
+                if len(self._reported) >= REMEMBERED:
+                    self._reported.clear()
+                self._reported.add(told)
+                log.error(
+                    "job.claim_not_proven",
+                    job_id=claim.job_id,
+                    task=claim.task,
+                    claim_epoch=claim.claim_epoch,
+                    reason=exc.reason,
+                    error=str(exc),
+                )
+            delay = NOT_PROVEN_DELAYS[min(max(claim.releases, 0), len(NOT_PROVEN_DELAYS) - 1)]
+            self._counts.not_proven += 1
+            error = json.dumps({**errors.describe(exc), "body_started": False, "reason": exc.reason})
+            self.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task, delay=delay, error=error)
+            return False
+        return True
 
     def _policy_of(self, claim: Claim) -> ExecutionPolicy:
         return self._policies.get(claim.policy_id, claim.task)
@@ -426,8 +466,16 @@ class Exchanger:
         handed_back(claim, self._outbox.why_released())
         self.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task)
 
-    def release(self, worker_id: UUID, job_id: UUID, claim_epoch: int, task: str = "", delay: float = 0.0) -> None:
-        """Release one claim that has no body."""
+    def release(
+        self,
+        worker_id: UUID,
+        job_id: UUID,
+        claim_epoch: int,
+        task: str = "",
+        delay: float = 0.0,
+        error: str | None = None,
+    ) -> None:
+        """Release one claim that has no body; ``error`` is what goes on record, as JSON, where it is known."""
         self._counts.released += 1
-        self._outbox.put(End(worker_id, job_id, claim_epoch, "release", next_outcome_id(), delay=delay, task=task))
+        self._outbox.put(End(worker_id, job_id, claim_epoch, "release", next_outcome_id(), None, error, delay, task))
         self._event.set()

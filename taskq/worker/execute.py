@@ -27,7 +27,8 @@ from taskq.tasks import Task
 from taskq.telemetry import get_logger
 from taskq.worker.bodies import Threads, drive, returned, self_cancelled
 from taskq.worker.claims import Claim, Interrupt
-from taskq.worker.disposition import BodyEnd, Interrupted, Raised, Returned
+from taskq.worker.disposition import BodyEnd, FencedOut, Interrupted, Raised, Returned, Unproven
+from taskq.worker.effect_start import EffectStart
 from taskq.worker.forked import Home
 from taskq.worker.leftovers import holders
 from taskq.worker.process_body import ProcessBody
@@ -39,6 +40,8 @@ log = get_logger("worker")
 
 SLICE = 0.005
 """Seconds that consumers run bodies inline before the loop gets a turn."""
+LOOK_EVERY = 0.05
+"""Seconds between looks for the last body that can be stopped."""
 CLOSE_WITHIN = 1.0
 """Seconds that bodies get to end when the consumers are ended under them."""
 
@@ -55,6 +58,7 @@ class Executor:
         may_start: Asked before each body whether the lease still holds: after a suspended machine or a stopped process
             the loop goes on where it was, and claims may long be another worker's.
         launch: How child processes are started, for tasks with ``process=True``.
+        ask: Asks for the effect start of a side-effecting claim.
     """
 
     def __init__(
@@ -64,11 +68,13 @@ class Executor:
         on_end: Callable[[Claim, ExecutionPolicy, BodyEnd], None],
         may_start: Callable[[], bool] = lambda: True,
         launch: Launch | None = None,
+        ask: Callable[[Claim], EffectStart] | None = None,
     ) -> None:
         self._tasks = tasks
         self._concurrency = concurrency
         self._on_end = on_end
         self._may_start = may_start
+        self._ask = ask
         self._ready: deque[tuple[Claim, ExecutionPolicy]] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._baton = False
@@ -105,6 +111,11 @@ class Executor:
         return len(self.running)
 
     @property
+    def interruptible(self) -> int:
+        """Bodies that run and can be stopped: those that may have begun a side effect are let finish."""
+        return sum(run.phase != "effect" for run in list(self.running.values()))
+
+    @property
     def oldest_waiting(self) -> float | None:
         """When the claim that waits longest was received, on the loop's clock."""
         return self._ready[0][0].received if self._ready else None
@@ -128,6 +139,11 @@ class Executor:
         """Return once no body runs."""
         await self._empty.wait()
 
+    async def until_interrupted(self) -> None:
+        """Return once no body runs but those that are let finish."""
+        while self.interruptible:  # noqa: ASYNC110  # rare, and each end would have to tell of it
+            await asyncio.sleep(LOOK_EVERY)
+
     def interrupt(self, job_id: UUID, by: Interrupt, epoch: int | None = None) -> bool:
         """Stop a body; answers whether the attempt is here.
 
@@ -135,6 +151,9 @@ class Executor:
         if telling does not help. A claim that waits for a
         consumer ends as cancelled without a body. A body that is being stopped already is left to it, unless what
         comes is graver: the first reason says how the attempt ends, but it may have gone on in spite of it.
+
+        A body that may have begun a side effect is told, and stopped by its timeout alone; before that, the answer to
+        its effect start says whether a cancel request came first.
         """
         run = self.running.get(job_id)
         if run is None:
@@ -143,6 +162,11 @@ class Executor:
             return False
         if by == "cancel":
             run.context.cancel_requested = True
+            if run.phase == "starting":
+                return True
+        if run.phase == "effect" and by != "timeout":
+            run.tell()
+            return True
         if RANK[by] <= run.rank:
             if run.deaf and run.task is not None:
                 run.task.cancel()
@@ -151,6 +175,9 @@ class Executor:
         if run.interrupt is None or (run.interrupt == "timeout" and by == "lease"):
             run.interrupt = by
         run.stop()
+        if run.phase == "effect" and run.thread:
+            # It cannot be stopped: unknown from now on, until it returns all the same.
+            self._on_end(run.claim, run.policy, Interrupted("timeout"))
         return True
 
     def _cancel_waiting(self, job_id: UUID, epoch: int | None) -> bool:
@@ -237,20 +264,8 @@ class Executor:
             self._on_end(claim, policy, Interrupted("lease", started=False))
             return
         task = self._tasks[claim.task]
-        context = JobContext(
-            job_id=claim.job_id,
-            task=claim.task,
-            queue=claim.queue,
-            attempt=claim.attempt + 1,
-            max_attempts=claim.max_attempts,
-            claim_epoch=claim.claim_epoch,
-            generation=claim.generation,
-            worker_id=claim.worker_id,
-            deadline=claim.deadline,
-            meta=claim.meta,
-        )
         claim.started = now
-        run = Running(claim, policy, context, now)
+        run = Running(claim, policy, _context(claim), now)
         run.task = me
         self.running[claim.job_id] = run
         self._empty.clear()
@@ -258,15 +273,10 @@ class Executor:
         try:
             if policy.timeout is not None:
                 self._sweeper.watch()
-            if task.process:
-                end = await self._in_process(run, task)
-            elif task.is_async:
-                kwargs = task.codec.decode(claim.payload)
-                coro = task.fn(context, **kwargs) if task.takes_context else task.fn(**kwargs)
-                end = returned(task, await drive(coro, contextvars.copy_context(), self._home))
+            if claim.effect_class == "side_effecting":
+                end = await self._run_effect(run, task)
             else:
-                run.thread = True
-                end = returned(task, await self._in_thread(run, task, task.codec.decode(claim.payload)))
+                end = await self._run_body(run, task)
         except BaseException as exc:
             if run.interrupt is not None:
                 # Whatever a body raises while it is being stopped, it was stopped.
@@ -292,7 +302,8 @@ class Executor:
                 "job.end_not_decided", job_id=claim.job_id, task=claim.task, error=why["message"], kind=why["type"]
             )
             with suppress(Exception):  # if not even that is kept, the claim is released; the consumer must go on
-                self._on_end(claim, policy, Raised(errors.TaskQError(f"its end could not be decided: {why['type']}")))
+                failed = errors.TaskQError(f"its end could not be decided: {why['type']}")
+                self._on_end(claim, policy, Raised(failed) if claim.effect_started_at is None else Unproven(failed))
         if me.cancelling():
             while me.cancelling():
                 me.uncancel()
@@ -300,6 +311,58 @@ class Executor:
             # would hit the next body. Let it out here.
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
+
+    async def _run_body(self, run: Running, task: Task[..., Any]) -> BodyEnd:
+        if task.process:
+            return await self._in_process(run, task)
+        kwargs = task.codec.decode(run.claim.payload)
+        if task.is_async:
+            coro = task.fn(run.context, **kwargs) if task.takes_context else task.fn(**kwargs)
+            return returned(task, await drive(coro, contextvars.copy_context(), self._home))
+        run.thread = True
+        return returned(task, await self._in_thread(run, task, kwargs))
+
+    async def _run_effect(self, run: Running, task: Task[..., Any]) -> BodyEnd:
+        """Run a side-effecting body once it is proven that it may start its effect, and not otherwise."""
+        task.codec.decode(run.claim.payload)  # arguments that do not fit end it before there is an effect start
+        refused = await self._start_effect(run)
+        if refused is not None:
+            return refused
+        run.phase = "effect"
+        run.started = self._loop.time()
+        return await self._run_body(run, task)
+
+    async def _start_effect(self, run: Running) -> BodyEnd | None:
+        """Why its body must not be called; None if it may be."""
+        run.phase = "starting"
+        run.started = math.inf  # its timeout is for the body
+        if self._ask is None:
+            return Unproven(errors.EffectStartNotProven("nobody here can ask for an effect start", "no_answer"))
+        start = self._ask(run.claim)
+        try:
+            while not start.answer.done() and run.interrupt is None:
+                with suppress(asyncio.CancelledError):
+                    await asyncio.wait([start.answer])
+                if self._closing:
+                    raise asyncio.CancelledError
+            if run.interrupt is not None or not self._may_start():
+                by = run.interrupt or "lease"
+                if not start.sent:
+                    return Interrupted(by, started=False)
+                why = f"it was interrupted ({by}) while its effect start was on its way; its body was not called"
+                return Unproven(errors.EffectStartNotProven(why, by))
+            verdict = start.answer.result()
+        except errors.EffectStartNotProven as exc:
+            return Unproven(exc)
+        finally:
+            if not start.answer.cancel():
+                start.answer.exception()  # nobody else will look at it
+        if verdict == "started":
+            run.claim.effect_started_at = start.started_at
+            return None
+        if verdict == "fenced_out":
+            return FencedOut()
+        return Interrupted("cancel" if verdict == "cancelled" else "lease", started=False)
 
     async def _in_thread(self, run: Running, task: Task[..., Any], kwargs: dict[str, Any]) -> Any:
         future = self._threads.run(run, task, kwargs)
@@ -333,6 +396,22 @@ class Executor:
             if self._closing and not future.done():
                 raise asyncio.CancelledError
         return future.result()
+
+
+def _context(claim: Claim) -> JobContext:
+    """What the body of a claim is told of its attempt."""
+    return JobContext(
+        job_id=claim.job_id,
+        task=claim.task,
+        queue=claim.queue,
+        attempt=claim.attempt + 1,
+        max_attempts=claim.max_attempts,
+        claim_epoch=claim.claim_epoch,
+        generation=claim.generation,
+        worker_id=claim.worker_id,
+        deadline=claim.deadline,
+        meta=claim.meta,
+    )
 
 
 def job_in(frame: types.FrameType | None) -> Claim | None:

@@ -20,6 +20,7 @@ from taskq.worker.claims import Claim, Counts
 from taskq.worker.complete import Outbox
 from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.disposition import BodyEnd, ReleaseReason
+from taskq.worker.effect_start import EffectStarts
 from taskq.worker.exchange import Exchanger
 from taskq.worker.execute import Executor
 from taskq.worker.health import Vitals
@@ -74,6 +75,7 @@ class Parts:
     side: Connection
     upkeep: Connection
     outbox: Outbox
+    starts: EffectStarts
     executor: Executor
     exchanger: Exchanger
     maintenance: Maintenance
@@ -117,6 +119,7 @@ class Parts:
         await asyncio.gather(*running, return_exceptions=True)
         await self.registration.close()
         await self.executor.close()
+        await self.starts.close()
         if self.executor.left_behind:
             # Their claims stand, so the lease is kept: when it ends with the loop, the keeper ends the process.
             log.critical("worker.bodies_left", bodies=self.executor.left_behind, exit_code=code)
@@ -144,6 +147,7 @@ class Parts:
         with suppress(TimeoutError):
             async with asyncio.timeout(AT_ONCE):
                 await self.executor.close(within=0)
+                await self.starts.close()
                 await self.registration.close()
                 closing = (c.close() for c in (self.conn, self.side, self.upkeep))
                 await asyncio.gather(*running, *closing, return_exceptions=True)
@@ -189,13 +193,14 @@ def build_parts(
     side = Connection(dsn, "taskq side", timeout=patience)
     upkeep = Connection(dsn, "taskq maintenance", timeout=120)
     outbox = Outbox(hooks.why_released)
-    executor = Executor(tasks, options.concurrency, hooks.body_ended, may_start, launch)
+    starts = EffectStarts(queries["start_effects"], side, may_start, lease_refused)
+    executor = Executor(tasks, options.concurrency, hooks.body_ended, may_start, launch, starts.ask)
     exchanger = Exchanger(
         queries=queries,
         conn=conn,
         executor=executor,
         outbox=outbox,
-        tasks=sorted(tasks),
+        tasks=tasks,
         queues=list(queues),
         concurrency=options.concurrency,
         poll_interval=options.poll_interval,
@@ -233,7 +238,7 @@ def build_parts(
         lease=options.lease,
         progress=progress,
         tolerance=options.tolerance,
-        bodies=lambda: executor.busy,
+        bodies=lambda: executor.interruptible,
         on_renewed=hooks.renewed,
         on_expiring=hooks.expiring,
     )
@@ -265,6 +270,7 @@ def build_parts(
         side=side,
         upkeep=upkeep,
         outbox=outbox,
+        starts=starts,
         executor=executor,
         exchanger=exchanger,
         maintenance=maintenance,

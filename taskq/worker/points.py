@@ -1,7 +1,7 @@
 """Where a test may look at a worker at work: who watches, if anybody.
 
-``taskq.testing`` sets ``watch`` while a test has armed faults or follows the points that jobs pass; the exchange and
-the outbox ask for it, once an exchange and once an end. In production it is None. Nothing here imports
+``taskq.testing`` sets ``watch`` while a test has armed faults or follows the points that jobs pass; the exchange, the
+effect starts and the outbox ask for it, once for each of what they do. In production it is None. Nothing here imports
 ``taskq.testing``, and nothing but a call of a test's own sets it.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+from uuid import UUID
 
 if TYPE_CHECKING:
     from taskq.worker.claims import End
@@ -33,6 +34,9 @@ class Watch(Protocol):
 
     def exchange(self, conn: Connection, outbox: Outbox, ends: Sequence[End], limit: int) -> WatchedExchange:
         """An exchange that sends ``ends`` and asks for up to ``limit`` claims is about to be sent."""
+
+    def effect_start(self, jobs: Sequence[UUID]) -> WatchedExchange:
+        """A statement that lets these jobs start their effects is about to be sent."""
 
     def keep(self, outbox: Outbox, end: End) -> None:
         """A body has ended: put its end into the outbox, with ``Outbox.keep``."""

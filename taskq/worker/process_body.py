@@ -47,6 +47,7 @@ class ProcessBody:
         self._stopped: asyncio.Future[Interrupt] = self._loop.create_future()
         self._child: Child | None = None
         self._kill_at: asyncio.TimerHandle | None = None
+        self._told = False
 
     def stop(self, by: Interrupt) -> None:
         """Stop the body; called again for a graver reason, sooner."""
@@ -56,6 +57,12 @@ class ProcessBody:
                 self._child.send({"do": "stop"})
         if self._child is not None:
             self._kill_after(GRACE[by])
+
+    def tell(self) -> None:
+        """Tell the body, through its context, that it should come to an end."""
+        self._told = True
+        if self._child is not None:
+            self._child.send({"do": "tell"})
 
     def _kill_after(self, seconds: float) -> None:
         assert self._child is not None
@@ -120,6 +127,8 @@ class ProcessBody:
                 "context": told(self._claim),
             }
         )
+        if self._told:
+            child.send({"do": "tell"})
         answer = await child.reply()
         if answer is not None and answer["is"] == "started":
             child.bodies += 1

@@ -120,7 +120,7 @@ class Registration:
             self._drained = True
             log.info("worker.drain_requested", worker_id=self.worker_id)
             self._on_drain()
-        if self._exchanger.is_blocked("lease") and not self._executor.busy:
+        if self._exchanger.is_blocked("lease") and not self._executor.interruptible:
             self._exchanger.unblock("lease")
             log.info("lease.renewed_again", worker_id=self.worker_id)
         for held in renewal.held:
@@ -142,7 +142,8 @@ class Registration:
             run = self._executor.running.get(held.job_id)
             if run is not None and run.claim.claim_epoch == held.claim_epoch:
                 continue
-            if key in waiting or self._outbox.holds(*key):
+            # What is unknown has no body to come, and is not for a worker to hand back.
+            if held.status == "unknown" or key in waiting or self._outbox.holds(*key):
                 continue
             sent_when_seen = before.get(key)
             if sent_when_seen is None or 0 < self._exchanger.in_flight <= sent_when_seen:
@@ -161,8 +162,11 @@ class Registration:
         self._anew = asyncio.get_running_loop().create_task(self._register_anew(), name="taskq-register-anew")
 
     async def _register_anew(self) -> None:
-        """Once every body has ended, start over under a new id; their ends are fenced out, or settle an unknown job."""
-        await self._executor.until_empty()
+        """Start over under a new id once every body has ended that can be stopped.
+
+        Ends of the old id are fenced out, or settle an unknown job: a body that may have begun its effect goes on.
+        """
+        await self._executor.until_interrupted()
         while True:
             try:
                 worker_id = await self.register()

@@ -7,12 +7,14 @@ the log of a worker at its usual level.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterable
 from typing import Any, Final
 
 from taskq.telemetry import get_logger
-from taskq.worker.claims import Claim, Counts
+from taskq.worker.claims import Claim, Counts, End
+from taskq.worker.complete import Outbox, make_end
 from taskq.worker.disposition import Disposition, ReleaseReason
 
 log = get_logger("worker")
@@ -40,6 +42,12 @@ def report(counts: Counts, claim: Claim, decided: Disposition) -> None:
     elif outcome == "cancelled":
         counts.cancelled += 1
         log.info("job.cancelled", **of_attempt)
+    elif outcome == "unknown":
+        counts.unknown += 1
+        if error.get("reason") == "not_confirmed" and claim.effect_started_at is None:
+            log.error("job.effect_start_not_proven", **of_attempt, **said)
+        else:
+            log.warning("job.unknown", **of_attempt, reason=error.get("reason"), **said)
     elif outcome == "release":
         counts.released += 1
         reason = error.get("reason")
@@ -51,6 +59,43 @@ def report(counts: Counts, claim: Claim, decided: Disposition) -> None:
         counts.retried += 1
         again_in = round(decided.delay, 3)
         log.warning(f"job.{outcome}", **of_attempt, error_type=error.get("type"), again_in=again_in, **said)
+
+
+def keep_end(outbox: Outbox, counts: Counts, claim: Claim, decided: Disposition) -> None:
+    """Keep the end of an attempt, and report it: at once, or where it started an effect once its record proves it.
+
+    Told to be unknown twice, an attempt is told once; what its body says afterwards comes behind that.
+    """
+    if decided.outcome == "unknown":
+        if claim.is_unknown:
+            return
+        claim.is_unknown = True
+    end = make_end(claim, decided)
+    if claim.effect_started_at is not None:
+        end.on_proven = lambda proven: report(counts, claim, _as_sent(decided, proven))
+    # Kept before it is told: whatever telling does, the body is not run again.
+    outbox.put(end)
+    if end.on_proven is None:
+        report(counts, claim, decided)
+
+
+def _as_sent(decided: Disposition, end: End) -> Disposition:
+    if not end.minimal:
+        return decided
+    return Disposition(end.outcome, error=json.loads(end.error or "{}"))
+
+
+def fenced_out(counts: Counts, claim: Claim) -> None:
+    """Count and tell of an attempt that was another's before its body was called."""
+    counts.fenced_out += 1
+    log.warning(
+        "job.fenced_out",
+        job_id=claim.job_id,
+        task=claim.task,
+        claim_epoch=claim.claim_epoch,
+        outcome=None,
+        on_record=None,
+    )
 
 
 def claimed(claims: Iterable[Claim]) -> None:

@@ -17,6 +17,7 @@ from taskq.telemetry import get_logger
 from taskq.worker.claims import Counts, End
 from taskq.worker.complete import Outbox, cannot_be_stored, partition_is_missing
 from taskq.worker.connection import DATABASE_ERRORS, Connection
+from taskq.worker.proofs import prove_end
 
 log = get_logger("worker")
 
@@ -51,8 +52,12 @@ class Resender:
             self._outbox.again([end])
             await self._conn.pause_after_failure(exc)
             return
-        if any(row["ended"] and row["outcome_id"] == end.outcome_id for row in rows):
-            self._outbox.confirmed([end])
+        mine = any(row["ended"] and row["outcome_id"] == end.outcome_id for row in rows)
+        if mine or (end.outcome == "unknown" and any(row["outcome"] == "unknown" for row in rows)):
+            if end.effect_started_at is None:
+                self._outbox.confirmed([end])
+            else:
+                await self.prove([end])
         elif any(not row["ended"] for row in rows):
             # Nothing on record yet and the claim still stands: an earlier sending is in progress. Ask again.
             self._outbox.again([end])
@@ -68,6 +73,33 @@ class Resender:
                 outcome=end.outcome,
                 on_record=next((row["outcome"] for row in rows if row["ended"]), None),
             )
+
+    async def prove(self, ends: list[End]) -> None:
+        """Ends of attempts that started an effect: read what stands on record, and let only that count as done."""
+        try:
+            rows = await self._conn.fetch(self._sql["attempt_records"], [end.job_id for end in ends], recovers=False)
+        except DATABASE_ERRORS as exc:
+            self._outbox.again(ends)
+            await self._conn.pause_after_failure(exc)
+            return
+        for end in ends:
+            try:
+                prove_end(end, rows)
+            except errors.OutcomeNotProven as exc:
+                self._counts.not_proven += 1
+                log.error(
+                    "job.outcome_not_proven",
+                    job_id=end.job_id,
+                    task=end.task,
+                    claim_epoch=end.claim_epoch,
+                    outcome=end.outcome,
+                    reason=exc.reason,
+                    error=str(exc),
+                )
+            else:
+                if end.on_proven is not None:
+                    end.on_proven(end)
+            self._outbox.confirmed([end])
 
     async def failed(self, batch: list[End], limit: int, exc: Exception) -> None:
         """An exchange failed: decide what is sent next, and when.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Literal
 
 from taskq.context import JobContext
 from taskq.policy import ExecutionPolicy
@@ -17,7 +17,11 @@ RANK: Final[dict[Interrupt, int]] = {"cancel": 1, "timeout": 1, "shutdown": 2, "
 
 
 class Running:
-    """One body that runs: who runs it, since when, and why it is being stopped."""
+    """One body that runs: who runs it, since when, and why it is being stopped.
+
+    Its phase is ``starting`` while a side-effecting body waits for its effect start, and ``effect`` from then on: a
+    body that may have begun an effect is told of what comes, and stopped by nothing but its timeout.
+    """
 
     __slots__ = (
         "asked_at",
@@ -25,6 +29,7 @@ class Running:
         "context",
         "deaf",
         "interrupt",
+        "phase",
         "policy",
         "process",
         "rank",
@@ -42,11 +47,18 @@ class Running:
         self.task: asyncio.Task[None] | None = None
         self.thread = False
         self.process: ProcessBody | None = None
+        self.phase: Literal["body", "starting", "effect"] = "body"
         self.interrupt: Interrupt | None = None
         self.rank = 0
         self.timed_out_at: float | None = None
         self.asked_at = 0.0
         self.deaf = False
+
+    def tell(self) -> None:
+        """Tell the body that it should come to an end, without stopping it."""
+        self.context.cancel_requested = True
+        if self.process is not None:
+            self.process.tell()
 
     def stop(self) -> None:
         """Stop the body, for the reason that ``interrupt`` and ``rank`` say.

@@ -16,8 +16,7 @@ from taskq.tasks import Task
 from taskq.telemetry import get_logger
 from taskq.worker.admission import until_admitted
 from taskq.worker.claims import Claim, Counts
-from taskq.worker.complete import make_end
-from taskq.worker.disposition import BodyEnd, ReleaseReason, decide
+from taskq.worker.disposition import BodyEnd, FencedOut, ReleaseReason, decide
 from taskq.worker.health import HealthServer
 from taskq.worker.lease import Renewal
 from taskq.worker.options import WorkerOptions
@@ -26,7 +25,7 @@ from taskq.worker.process_pool import Launch
 from taskq.worker.process_tasks import check_findable, place_of
 from taskq.worker.publish import publish
 from taskq.worker.recycle import Recycler
-from taskq.worker.report import report
+from taskq.worker.report import fenced_out, keep_end
 from taskq.worker.shutdown import (
     EXIT_NOT_FLUSHED,
     EXIT_OK,
@@ -286,13 +285,14 @@ class Worker:
 
     def body_ended(self, claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> None:
         """Decide what the end of a body means, and keep that until it is confirmed."""
-        if self.parts.shutdown.is_abandoned(claim):
+        if isinstance(end, FencedOut):
+            fenced_out(self.counts, claim)
             return
-        decided = decide(claim, policy, end)
-        # Kept before it is told: whatever telling does, the body is not run again.
-        self.parts.outbox.put(make_end(claim, decided))
+        # What is unknown stays open for what its body still says.
+        if self.parts.shutdown.is_abandoned(claim) and not claim.is_unknown:
+            return
+        keep_end(self.parts.outbox, self.counts, claim, decide(claim, policy, end))
         self.parts.exchanger.nudge()
-        report(self.counts, claim, decided)
 
     def why_released(self) -> ReleaseReason:
         """Why claims are handed back just now."""

@@ -18,13 +18,13 @@ from uuid import UUID
 
 from taskq.telemetry import get_logger
 from taskq.worker.claims import Claim, Counts
-from taskq.worker.complete import Outbox, make_end
+from taskq.worker.complete import Outbox
 from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.disposition import Interrupted, decide
 from taskq.worker.exchange import Exchanger
 from taskq.worker.execute import Executor
 from taskq.worker.registration import Registration
-from taskq.worker.report import report
+from taskq.worker.report import keep_end
 from taskq.worker.running import Running
 
 log = get_logger("worker")
@@ -178,7 +178,9 @@ class Shutdown:
         here = {(r.claim.job_id, r.claim.claim_epoch) for r in self._executor.running.values()}
         for row in await self._tell("renew"):
             key = (row["job_id"], row["claim_epoch"])
-            if row["job_id"] is not None and key not in here and worker_id is not None:
+            if row["job_id"] is None or row["status"] == "unknown":
+                continue
+            if key not in here and worker_id is not None:
                 self._exchanger.release(worker_id, *key)
                 log.warning("job.claim_without_body", job_id=key[0], claim_epoch=key[1], action="released")
         return await self.flush()
@@ -211,13 +213,15 @@ class Shutdown:
         return code
 
     def _abandon(self, run: Running) -> None:
-        """End an attempt whose body cannot be stopped: timed out if it has outlived its timeout, else handed back."""
+        """End an attempt whose body cannot be stopped: timed out if it has outlived its timeout, else handed back.
+
+        One that may have begun its effect becomes unknown.
+        """
         claim = run.claim
         timed_out = run.interrupt == "timeout"
         self._abandoned.add((claim.job_id, claim.claim_epoch))
         decided = decide(claim, run.policy, Interrupted("timeout" if timed_out else "shutdown"))
         decided = replace(decided, delay=max(decided.delay, ABANDON_DELAY))
-        self._outbox.put(make_end(claim, decided))
+        keep_end(self._outbox, self._counts, claim, decided)
         self._exchanger.nudge()
         log.warning("job.abandoned", job_id=claim.job_id, task=claim.task, timed_out=timed_out)
-        report(self._counts, claim, decided)

@@ -122,7 +122,8 @@ FORGERIES: list[tuple[str, Callable[[World], UUID], str, str]] = [
     (
         "attempts_do_not_add_up",
         lambda w: w.unknown,
-        "update taskq.jobs set claim_epoch = claim_epoch + 1 where id = %s",
+        "with u as (update taskq.unknowns set claim_epoch = claim_epoch + 1 where job_id = %s returning job_id)"
+        " update taskq.jobs j set claim_epoch = claim_epoch + 1 from u where j.id = u.job_id",
         "live",
     ),
     (
@@ -220,6 +221,26 @@ FORGERIES: list[tuple[str, Callable[[World], UUID], str, str]] = [
         "update taskq.history set releases = 1 where id = %s",
         "all",
     ),
+    (
+        "effect_started_of_other_class",
+        lambda w: w.running,
+        "update taskq.jobs set effect_started_at = now() where id = %s",
+        "live",
+    ),
+    (
+        "effect_started_of_other_class",
+        lambda w: w.succeeded,
+        "update taskq.history set effect_started_at = now() where id = %s",
+        "all",
+    ),
+    ("unknown_without_record", lambda w: w.unknown, "delete from taskq.unknowns where job_id = %s", "live"),
+    (
+        "unknown_without_cause",
+        lambda w: w.unknown,
+        "update taskq.jobs set cancel_requested_at = null where id = %s",
+        "live",
+    ),
+    ("unknown_without_cause", lambda w: w.unknown, "update taskq.jobs set effect_class = 'pure' where id = %s", "live"),
     ("policy_missing", lambda w: w.pending, "update taskq.jobs set policy_id = 'gone' where id = %s", "live"),
     (
         "unique_key_not_held",

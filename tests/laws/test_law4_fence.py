@@ -152,7 +152,6 @@ def test_a_late_end_of_an_unknown_job_resolves_it_under_its_fence_only(conn: Con
         ("retry", "failed", (1, 0, 0, 0)),
         ("retry_after", "retry_after", (0, 1, 0, 0)),
         ("snooze", "snoozed", (0, 0, 1, 0)),
-        ("release", "released", (0, 0, 0, 1)),
     ],
 )
 def test_a_late_end_that_goes_back_takes_an_unknown_effect_back_to_pending(

@@ -93,12 +93,24 @@ CALLS = {
     "reopening": "select taskq.reopening(null::taskq.history)",
     "note": "select taskq.note('a', 's', 'me', null, null)",
     "request_reconcile": "select taskq.request_reconcile(j) from taskq.jobs j",
+    "enter_unknown": "select taskq.enter_unknown(j, 'told', null) from taskq.jobs j",
+    "start_effects": "select * from taskq.start_effects(taskq.id_zero(), '{}', '{}')",
     "finish": "select taskq.finish(j, 'failed', null, null, null) from taskq.jobs j",
 }
 MAY = {
     "producer": {"enqueue_many", "enqueue", "ensure_policy", "cancel"},
     "worker": set(CALLS)
-    - {"resolve", "pause_queue", "resume_queue", "drain", "steer_many", "note", "finish", "request_reconcile"}
+    - {
+        "resolve",
+        "pause_queue",
+        "resume_queue",
+        "drain",
+        "steer_many",
+        "note",
+        "finish",
+        "request_reconcile",
+        "enter_unknown",
+    }
     - {"settle_effect", "retry_effect", "prune_effects", "promise", "effect_job", "reopening"},
     "operator": {
         "cancel",

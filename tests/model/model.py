@@ -13,6 +13,7 @@ from datetime import date, datetime, timedelta
 from typing import NamedTuple
 from uuid import UUID
 
+CLASSES = ("pure", "idempotent", "side_effecting")
 BACK = {"retry": "failed", "retry_after": "retry_after", "snooze": "snoozed", "release": "released"}
 """Outcomes after which a job waits again, and what the record says about the attempt."""
 WAITS = ("retry_after", "retry_after_spent", "snooze", "snooze_spent")
@@ -190,9 +191,7 @@ class Model:
         self, spec: Spec, items: Sequence[Item], on_conflict: str = "existing", answered: Sequence[UUID] = ()
     ) -> list[tuple[UUID, bool]]:
         """Each item's job and whether it is new; new ones get the ids that the database answered."""
-        if spec.effect_class == "side_effecting":
-            raise Refused("WF010")
-        if not (0 <= spec.priority <= 9 and spec.max_attempts >= 1):
+        if not (0 <= spec.priority <= 9 and spec.max_attempts >= 1 and spec.effect_class in CLASSES):
             raise Refused("WF009")
         own = [UUID(int=n + 1) for n in range(len(items))]
         ids, new = own.copy(), [True] * len(items)
@@ -253,7 +252,11 @@ class Model:
             max_attempts=spec.max_attempts,
             effect_class=spec.effect_class,
             policy_id=spec.policy_id,
-            required_worker_schema=spec.required_worker_schema,
+            required_worker_schema=(
+                max(spec.required_worker_schema or 0, 2)
+                if spec.effect_class == "side_effecting"
+                else spec.required_worker_schema
+            ),
             payload=item.payload,
             unique_scope=(spec.unique_scope or spec.task) if item.unique else None,
             unique_key=item.unique,
@@ -284,7 +287,7 @@ class Model:
 
     def claim_suspect(self, worker: UUID, tasks: Collection[str], queues: Collection[str]) -> list[Claimed]:
         """At most one claim, for a worker that holds nothing."""
-        if not self._may_claim(worker) or any(self.held_by(worker)):
+        if not self._may_claim(worker) or self._runs(worker):
             return []
         due = [job for job in self._due(worker, tasks) if job.queue in queues and job.recoveries >= SUSPECT]
         return [self._start(job, worker) for job in due[:1]]
@@ -312,13 +315,37 @@ class Model:
         self._put(job, status="running", claim_epoch=epoch, worker=worker, claimed_at=self.now)
         return job.id, epoch
 
+    def start_effect(self, worker: UUID, job_id: UUID, epoch: int) -> datetime | None:
+        """When the attempt was allowed to start its effect; None if it was not."""
+        job = self.jobs[job_id]
+        found = self.workers.get(worker)
+        holds = found is not None and _open(found) and found.lease_expires_at > self.now
+        if (
+            holds
+            and (job.worker, job.claim_epoch, job.status) == (worker, epoch, "running")
+            and job.effect_class == "side_effecting"
+            and job.cancel_requested_at is None
+            and job.effect_started_at is None
+        ):
+            self._put(job, effect_started_at=self.now)
+        return self.jobs[job_id].effect_started_at
+
     def end_attempts(self, worker: UUID, ends: Sequence[Told]) -> int:
         """How many were applied; told twice, an attempt ends as told first."""
-        return sum(self._end(worker, told) for told in ends)
+        first = {(told.job, told.epoch): told for told in reversed(ends)}
+        return sum(self._end(worker, told) for told in first.values())
 
-    def missed(self, ends: Sequence[Told]) -> list[Claimed]:
-        """Those of these ends that are not on record."""
-        return [(e.job, e.epoch) for e in ends if not self._on_record(e)]
+    def missed(self, worker: UUID, ends: Sequence[Told]) -> list[Claimed]:
+        """Those of these ends that are not on record, nor what keeps an attempt open."""
+        return [(e.job, e.epoch) for e in ends if not self._on_record(e) and not self._is_open(worker, e)]
+
+    def _is_open(self, worker: UUID, told: Told) -> bool:
+        job = self.jobs.get(told.job)
+        return (
+            told.outcome in ("unknown", "release")
+            and job is not None
+            and (job.status, job.worker, job.claim_epoch) == ("unknown", worker, told.epoch)
+        )
 
     def _on_record(self, told: Told) -> bool:
         ended = self.ledger.get((told.job, told.epoch))
@@ -334,6 +361,10 @@ class Model:
             return False
         if (job.worker, job.claim_epoch) != (worker, told.epoch):
             return False
+        effect = job.effect_class == "side_effecting" and job.effect_started_at is not None
+        if told.outcome == "unknown" or (told.outcome == "release" and effect):
+            self._put(job, status="unknown")
+            return True
         start = self.now + timedelta(seconds=max(told.delay, 0))
         late = told.outcome != "release" and job.deadline is not None and start > job.deadline
         last = told.outcome == "retry" and job.attempt + 1 >= job.max_attempts
@@ -381,7 +412,7 @@ class Model:
     def stop_worker(self, worker: UUID) -> None:
         """Stopped, unless it holds claims."""
         found = self.workers.get(worker)
-        if found is not None and found.status in ("live", "draining") and not any(self.held_by(worker)):
+        if found is not None and found.status in ("live", "draining") and not self._runs(worker):
             self.workers[worker] = replace(found, status="stopped", ended_at=self.now)
 
     def mark_lost(self, limit: int = 100, busy: Collection[UUID] = ()) -> set[UUID]:
@@ -587,6 +618,9 @@ class Model:
     def held_by(self, worker: UUID) -> list[Job]:
         """The claims of a worker, unknown ones included."""
         return [job for job in self.unfinished("running", "unknown") if job.worker == worker]
+
+    def _runs(self, worker: UUID) -> bool:
+        return any(job.status == "running" for job in self.held_by(worker))
 
     def _put(self, job: Job, **changes: object) -> None:
         self.jobs[job.id] = replace(job, **changes)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ LEASE = 60.0
 NOBODY = UUID("99999999-9999-7999-8999-999999999999")
 PICKS = st.integers(0, 7)
 KEYS = st.sampled_from([None, None, "a", "b", "c"])
-OUTCOMES = st.sampled_from([*sql.OUTCOMES, "succeeded", "retry"])
+OUTCOMES = st.sampled_from([*sql.OUTCOMES, "succeeded", "retry", "unknown"])
 
 SPECS = st.builds(
     Spec,
@@ -40,7 +40,7 @@ SPECS = st.builds(
     queue=st.sampled_from([*QUEUES, "q"]),
     priority=st.sampled_from(PRIORITIES),
     max_attempts=st.sampled_from([1, 2, 3]),
-    effect_class=st.sampled_from(["idempotent", "pure"]),
+    effect_class=st.sampled_from(["idempotent", "pure", "side_effecting", "side_effecting"]),
     policy_id=st.sampled_from(["p", "once", "thrice"]),
     required_worker_schema=st.sampled_from([None, None, None, 2]),
     run_in=st.sampled_from([0, 0, 0, 30, -30]),
@@ -118,9 +118,8 @@ class Queue(RuleBasedStateMachine):
         spec=SPECS,
         items=ITEMS,
         on_conflict=st.sampled_from(["existing", "existing", "raise"]),
-        side_effecting=st.booleans(),
     )
-    def enqueue(self, spec: Spec, items: list[Item], on_conflict: str, side_effecting: bool) -> None:
+    def enqueue(self, spec: Spec, items: list[Item], on_conflict: str) -> None:
         def ask(conn: sql.Conn) -> list[tuple[UUID, bool]]:
             answer = sql.enqueue_many(
                 conn,
@@ -139,17 +138,10 @@ class Queue(RuleBasedStateMachine):
 
         answer = self.both(ask, say)
         if not isinstance(answer, str):
-            new = [job for job, inserted in answer if inserted]
-            self.known += new
-            if side_effecting:  # by hand: workers do not run them yet, the database knows them
-                self.conn.execute("update taskq.jobs set effect_class = 'side_effecting' where id = any(%s)", (new,))
-                for job in new:
-                    self.model.jobs[job] = replace(self.model.jobs[job], effect_class="side_effecting")
+            self.known += [job for job, inserted in answer if inserted]
 
     @rule(
-        wrong=st.sampled_from(
-            [{"priority": 10}, {"priority": -1}, {"max_attempts": 0}, {"effect_class": "side_effecting"}]
-        ),
+        wrong=st.sampled_from([{"priority": 10}, {"priority": -1}, {"max_attempts": 0}, {"effect_class": "harmless"}]),
         key=KEYS,
     )
     def enqueue_what_is_refused(self, wrong: dict[str, Any], key: str | None) -> None:
@@ -259,7 +251,7 @@ class Queue(RuleBasedStateMachine):
 
         def say(model: Model, _: Any) -> list[tuple[str, UUID | None, int | None]]:
             model.end_attempts(worker, told)
-            missed = [("missed", *end) for end in model.missed(told)]
+            missed = [("missed", *end) for end in model.missed(worker, told)]
             claims = model.claim(worker, limit, tasks, lanes, skip or [])
             claimed = [("lease", None, None)] if claims is None else [("job", *claim) for claim in claims]
             return sorted([*missed, *claimed], key=str)
@@ -290,18 +282,15 @@ class Queue(RuleBasedStateMachine):
     @rule(pick=PICKS)
     @precondition(lambda self: any(job.worker for job in self.model.unfinished("running")))
     def start_effect(self, pick: int) -> None:
-        """By hand, as a worker of side-effecting bodies would: under the fence, and not after a cancel request."""
+        """Under the fence, not after a cancel request, and once."""
         running = self.model.unfinished("running")
         job = running[pick % len(running)]
-        changed = self.conn.execute(
-            "update taskq.jobs set effect_started_at = taskq.now() where id = %s and claim_epoch = %s"
-            " and claimed_by = %s and status = 'running' and cancel_requested_at is null"
-            " and effect_class = 'side_effecting'",
-            (job.id, job.claim_epoch, job.worker),
-        ).rowcount
-        assert changed == (job.cancel_requested_at is None and job.effect_class == "side_effecting")
-        if changed:
-            self.model.jobs[job.id] = replace(job, effect_started_at=self.model.now)
+        assert job.worker is not None
+        worker, epoch = job.worker, job.claim_epoch
+        self.both(
+            lambda conn: [row["effect_started_at"] for row in sql.start_effects(conn, worker, (job.id, epoch))],
+            lambda model, _: [model.start_effect(worker, job.id, epoch)],
+        )
 
     @rule(pick=PICKS)
     def renew(self, pick: int) -> None:

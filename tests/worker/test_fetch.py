@@ -303,7 +303,8 @@ async def test_an_answer_that_cannot_be_read_stops_no_worker_and_its_claims_are_
             create function taskq.{name}({types}) returns {answer} language sql security definer as $$
               select c.kind, c.job_id, c.claim_epoch, c.task, c.payload, c.queue, c.priority, c.run_at, c.policy_id,
                      c.attempt, c.max_attempts, c.recoveries, c.retry_afters, c.snoozes, c.generation, c.effect_class,
-                     timestamptz '20000-01-01', c.claimed_at, c.meta from taskq.real_claim({arguments}) c $$"""
+                     timestamptz '20000-01-01', c.claimed_at, c.meta, c.key_generation, c.releases
+                    from taskq.real_claim({arguments}) c $$"""
         )
         job = await nothing.using(run_in="1s").enqueue()
         if suspect:

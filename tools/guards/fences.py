@@ -241,7 +241,7 @@ FENCES: tuple[Guard, ...] = (
         "lease",
         "stop_worker: not with claims",
         "leases",
-        "and not exists (select from {{schema}}.jobs j where j.claimed_by = p_worker);",
+        "and not exists (select from {{schema}}.jobs j where j.claimed_by = p_worker and j.status = 'running');",
         ";",
         LEASES + "test_a_worker_stops_only_without_claims_and_drains_until_then",
     ),

@@ -119,8 +119,8 @@ LAWS: tuple[Guard, ...] = (
         "5",
         "constraint jobs_effect_class",
         "tables",
-        "when 'side_effecting' then true else false end)",
-        "when 'side_effecting' then true else true end)",
+        "coalesce(required_worker_schema, 0) >= 2 else false end)",
+        "coalesce(required_worker_schema, 0) >= 2 else true end)",
         BORN,
     ),
     guard(
@@ -289,8 +289,8 @@ LAWS: tuple[Guard, ...] = (
         "6",
         "suspects are claimed by an empty worker",
         "exchange",
-        "if not found or exists (select from {{schema}}.jobs j where j.claimed_by = p_worker) then",
-        "if not found then",
+        "or exists (select from {{schema}}.jobs j where j.claimed_by = p_worker and j.status = 'running') then",
+        "then",
         SIX + "test_a_job_that_was_on_a_lost_worker_twice_is_claimed_alone",
     ),
     guard(

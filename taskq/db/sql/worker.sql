@@ -23,6 +23,18 @@ select true as ended, a.outcome_id, a.outcome from {{schema}}.attempts a where a
 union all
 select false, null, j.status from {{schema}}.jobs j where j.id = $1 and j.claim_epoch = $2 and j.claimed_by = $3;
 
+-- name: attempt_records
+-- What stands on record of these jobs' attempts, ended or not: the proof of ends that had started an effect.
+select true as ended, a.job_id, a.claim_epoch, a.worker_id, a.outcome_id, a.outcome, a.effect_started_at
+  from {{schema}}.attempts a where a.job_id = any($1)
+union all
+select false, j.id, j.claim_epoch, j.claimed_by, null, j.status, j.effect_started_at
+  from {{schema}}.jobs j where j.id = any($1) and j.claimed_by is not null;
+
+-- name: start_effects
+-- Let attempts start their effects, and see what the database then holds of each.
+select * from {{schema}}.start_effects($1, $2, $3);
+
 -- name: policies
 -- The specs of these policies.
 select id, spec::text as spec from {{schema}}.policies where id = any($1);
