@@ -54,6 +54,12 @@ async def fails_once(ctx: JobContext) -> None:
         raise ValueError("the first attempt fails")
 
 
+@app.task(effect_class="side_effecting")
+async def pays(ctx: JobContext) -> int:
+    note("start", ctx)
+    return ctx.claim_epoch
+
+
 @app.task(retry=Retry(3, constant(0)))
 async def waits(ctx: JobContext, gate: str = "gate", then: str = "succeed") -> str:
     """Wait at a gate, blocking nothing, then end as told."""

@@ -46,6 +46,11 @@ def promise(point: Point, when: When, how: How) -> Promise:
 
 
 def _promise(point: Point, when: When, how: How) -> Promise:
+    if point is Point.EFFECT_START_COMMITTED:
+        # Asked again, the server answers the same. What had started and has lost its worker is for somebody to decide.
+        if how != "kill":
+            return Promise(None, NOTHING, False)
+        return Promise("lost" if when == "before" else "resolved", frozenset({"lost"}), True)
     committed = (point.name.endswith("COMMITTED") and when == "after") or point.name.endswith("RECEIVED")
     if how == "kill":
         if point.name.startswith("END"):

@@ -22,7 +22,8 @@ pytestmark = pytest.mark.anyio
 OPTIONS = WorkerOptions(concurrency=10, lease=1, grace=2, poll_interval=0.05)
 BOUND = 40.0
 """Seconds; a worker may be ended and its claims settled meanwhile, on a busy machine."""
-ALL = [f"{point}:{when}" for point in Point for when in SIDES]
+ALL = [f"{point}:{when}" for point in Point for when in SIDES if point is not Point.EFFECT_START_COMMITTED]
+OF_EFFECTS = [f"{point}:{when}" for point in Point for when in SIDES]
 WAYS = [(point, when, how) for point in Point for when in SIDES for how in get_args(How) if how != "kill"]
 
 
@@ -43,7 +44,11 @@ class Work:
             if ctx.attempt == 1:
                 raise ValueError("the first attempt fails")
 
-        self.succeeds, self.fails_once = succeeds, fails_once
+        @app.task(effect_class="side_effecting")
+        async def pays(ctx: JobContext) -> None:
+            self.runs.append((ctx.job_id, ctx.claim_epoch))
+
+        self.succeeds, self.fails_once, self.pays = succeeds, fails_once, pays
 
     async def enqueue(self) -> dict[UUID, list[str]]:
         """Enqueue a handful; give how the attempts of each end without faults."""
@@ -57,10 +62,11 @@ async def test_a_fault_costs_no_more_than_is_promised(
 ) -> None:
     work = Work(app)
     wanted = await work.enqueue()
+    effect = await work.pays.enqueue()
     promised = promise(point, when, how)
 
     async def is_done() -> bool:
-        return not await aconn.fetchval("select exists (select from taskq.jobs)")
+        return not await aconn.fetchval("select exists (select from taskq.jobs where status <> 'unknown')")
 
     with faults.at(point, when, how) as fault:
         worker = Worker(app.tasks, dsn, options=OPTIONS)
@@ -82,7 +88,24 @@ async def test_a_fault_costs_no_more_than_is_promised(
     [struck] = fault.fired
     assert (struck.point, struck.when) == (point, when)
     assert events.of("job.fenced_out") == []
-    check(dsn, promised, hit=struck.jobs, wanted=wanted, runs=work.runs)
+    hit = [job for job in struck.jobs if job != effect.id]
+    check(dsn, promised, hit=hit, wanted=wanted, runs=[run for run in work.runs if run[0] != effect.id])
+    await check_effect(aconn, effect.id, [run for run in work.runs if run[0] == effect.id])
+    if point is Point.EFFECT_START_COMMITTED:
+        assert struck.jobs == (effect.id,)
+        assert await outcomes(aconn, effect.id) == ["succeeded"], "asked again, the start is answered"
+
+
+async def check_effect(aconn: asyncpg.Connection, job: UUID, runs: list[tuple[UUID, int]]) -> None:
+    """Whatever struck it: it has run once and succeeded, or it is unknown and has run at most once."""
+    row = await aconn.fetchrow("select * from taskq.all_jobs where id = $1", job)
+    assert row is not None
+    assert len(runs) <= 1, "no second start"
+    if row["status"] == "unknown":
+        assert await aconn.fetchval("select count(*) from taskq.unknowns where job_id = $1", job) == 1
+    else:
+        assert (row["status"], len(runs)) == ("succeeded", 1)
+    assert row["effect_started_at"] is not None
 
 
 async def test_a_job_passes_the_points_in_order(app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection) -> None:
@@ -102,6 +125,17 @@ async def test_a_job_passes_the_points_in_order(app: TaskQ, run_worker: RunWorke
             assert [point for point in passed if not point.startswith("end")] == ALL[:8] * 2
             assert [point for point in passed if point.startswith("end")] == ALL[8:] * 2
     assert points.watch is None
+
+
+async def test_a_side_effecting_job_passes_one_point_more(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    work = Work(app)
+    with faults.trace() as trace:
+        async with run_worker():
+            job = await work.pays.enqueue()
+            await until_status(aconn, job.id, "succeeded")
+    assert trace.of(job.id) == OF_EFFECTS
 
 
 async def test_a_suspect_passes_the_same_points(app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection) -> None:
