@@ -10,15 +10,15 @@ comment on function {{schema}}.ensure_policy(text, integer, jsonb) is
   'Stores a resolved policy once. Called in a transaction of its own before the first enqueue that needs it, so that a long transaction blocks nobody.';
 
 create function {{schema}}.publish_task(p_worker uuid, p_task text, p_queue text, p_priority integer, p_max_attempts integer,
-    p_effect_class text, p_policy_id text, p_required_worker_schema integer default null) returns void
+    p_effect_class text, p_policy_id text, p_required_worker_schema integer default null, p_reconcile_task text default null) returns void
   language sql security definer set search_path = pg_catalog, pg_temp as $$
-  insert into {{schema}}.task_config as c (task, queue, priority, max_attempts, effect_class, policy_id, required_worker_schema, published_at, published_by)
-    values (p_task, p_queue, p_priority, p_max_attempts, p_effect_class, p_policy_id, p_required_worker_schema, {{schema}}.now(), p_worker)
+  insert into {{schema}}.task_config as c (task, queue, priority, max_attempts, effect_class, policy_id, required_worker_schema, reconcile_task, published_at, published_by)
+    values (p_task, p_queue, p_priority, p_max_attempts, p_effect_class, p_policy_id, p_required_worker_schema, p_reconcile_task, {{schema}}.now(), p_worker)
     on conflict (task) do update set queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts,
       effect_class = excluded.effect_class, policy_id = excluded.policy_id, required_worker_schema = excluded.required_worker_schema,
-      published_at = excluded.published_at, published_by = excluded.published_by
+      reconcile_task = excluded.reconcile_task, published_at = excluded.published_at, published_by = excluded.published_by
 $$;
-comment on function {{schema}}.publish_task(uuid, text, text, integer, integer, text, text, integer) is
+comment on function {{schema}}.publish_task(uuid, text, text, integer, integer, text, text, integer, text) is
   'A worker publishes at boot what its code says about a task.';
 
 -- A few jobs are announced to two of the workers that are asleep, named at the end of the message by the ends of their ids;

@@ -136,60 +136,108 @@ end $$;
 comment on function {{schema}}.retry(uuid, text, text) is
   'Reopens a failed or cancelled job with fresh counters, a higher generation and its epoch kept (answer reopened), or makes a waiting one due now (due).';
 
-create function {{schema}}.resolve(job_id uuid, happened boolean, result jsonb default null, reason text default null, actor text default null) returns text
+-- The one body of resolve and resolve_attempt: whoever decides, an outcome is decided once, under the lock of the job's row.
+-- p_epoch: the attempt that the decision is about; null for the one that is open.
+create function {{schema}}.decide_unknown(p_job uuid, p_epoch bigint, p_happened boolean, p_result jsonb, p_reason text, p_actor text) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
-#variable_conflict use_variable
 declare
   v_job {{schema}}.jobs;
+  v_old {{schema}}.history;
   v_now timestamptz;
+  v_epoch bigint;
+  v_status text;
+  v_outcome text;
+  v_decided record;
   v_answer text;
-  v_finished boolean;
 begin
   perform {{schema}}.ensure_today();
   for i in 1 .. 20 loop
-    select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
+    select * into v_job from {{schema}}.jobs j where j.id = p_job for update;
     exit when found;
-    v_finished := exists (select from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day');
-    exit when v_finished;
-    exit when not exists (select from {{schema}}.jobs j where j.id = job_id)
-      and not exists (select from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day');
-    if i = 20 then perform {{schema}}.moving(job_id); end if;
+    select * into v_old from {{schema}}.history h where h.id = p_job and h.finished_at >= {{schema}}.id_time(p_job) - interval '1 day';
+    exit when found;
+    exit when not exists (select from {{schema}}.jobs j where j.id = p_job)
+      and not exists (select from {{schema}}.history h where h.id = p_job and h.finished_at >= {{schema}}.id_time(p_job) - interval '1 day');
+    if i = 20 then perform {{schema}}.moving(p_job); end if;
   end loop;
-  if v_job.id is null then
-    raise exception using errcode = case when v_finished then 'WF012' else 'WF011' end,
-      message = format('job %s is not waiting for a decision', job_id), detail = jsonb_build_object('job_id', job_id)::text,
-      hint = 'It may have been resolved already, by its own late end or by somebody else: taskq jobs show.';
+  v_epoch := coalesce(v_job.claim_epoch, v_old.claim_epoch);
+  v_status := coalesce(v_job.status, v_old.status);
+  if v_status is null then
+    raise exception using errcode = 'WF011', message = format('there is no job %s', p_job),
+      detail = jsonb_build_object('job_id', p_job)::text, hint = 'Check the id; retention may have dropped it.';
   end if;
-  if v_job.status <> 'unknown' then
-    raise exception using errcode = 'WF012', message = format('job %s is %s, not unknown', job_id, v_job.status),
-      detail = jsonb_build_object('job_id', job_id, 'status', v_job.status)::text, hint = 'Only an unknown outcome needs a decision.';
+  if p_epoch <> v_epoch then
+    raise exception using errcode = 'WF017',
+      message = format('the decision is about attempt %s of job %s, which is %s and at attempt %s', p_epoch, p_job, v_status, v_epoch),
+      detail = jsonb_build_object('job_id', p_job, 'status', v_status, 'claim_epoch', p_epoch, 'current_epoch', v_epoch)::text,
+      hint = 'Nothing was changed: what became of one attempt says nothing about another.';
   end if;
-  if happened is null then
+  if v_status <> 'unknown' then
+    -- One that was unknown and is no more was decided, by somebody or by its own late end.
+    select a.outcome into v_outcome from {{schema}}.attempts a
+     where a.job_id = p_job and a.claim_epoch = v_epoch and a.ended_at >= {{schema}}.id_time(p_job) - interval '1 day';
+    if v_outcome = 'resolved' or v_outcome is not null and exists (
+         select from {{schema}}.unknowns u where u.job_id = p_job and u.claim_epoch = v_epoch) then
+      if v_outcome = 'resolved' then
+        select u.actor as who, u.details->>'answer' as answer into v_decided from {{schema}}.audit u
+         where u.subject = p_job::text and u.action = 'resolve' order by u.at desc, u.id desc limit 1;
+      else
+        select 'its own late end' as who, v_status as answer into v_decided;
+      end if;
+      raise exception using errcode = 'WF016',
+        message = format('the outcome of job %s was resolved before: %s, by %s', p_job, coalesce(v_decided.answer, v_status), coalesce(v_decided.who, 'somebody')),
+        detail = jsonb_build_object('job_id', p_job, 'claim_epoch', v_epoch, 'status', v_status, 'outcome', v_outcome,
+          'resolved_to', coalesce(v_decided.answer, v_status), 'resolved_by', v_decided.who)::text,
+        hint = 'Nothing was changed; taskq jobs show has the record.';
+    end if;
+    raise exception using errcode = 'WF012', message = format('job %s is %s, not unknown', p_job, v_status),
+      detail = jsonb_build_object('job_id', p_job, 'status', v_status)::text, hint = 'Only an unknown outcome needs a decision.';
+  end if;
+  if p_happened is null then
     raise exception using errcode = 'WF009', message = 'resolving an unknown outcome needs to know whether it happened', hint = 'Give true or false: a job that did not happen may run again.';
   end if;
-  if reason is null or btrim(reason) = '' then
+  if p_reason is null or btrim(p_reason) = '' then
     raise exception using errcode = 'WF009', message = 'resolving an unknown outcome needs a reason', hint = 'Say what you checked; it goes on the record.';
   end if;
   v_now := {{schema}}.now();
-  if happened then
-    perform {{schema}}.finish(v_job, 'succeeded', 'resolved', result, null);
+  if p_happened then
+    perform {{schema}}.finish(v_job, 'succeeded', 'resolved', p_result, null);
     v_answer := 'succeeded';
   elsif v_job.cancel_requested_at is not null then
-    perform {{schema}}.finish(v_job, 'cancelled', 'resolved', null, jsonb_build_object('type', 'Cancelled', 'message', 'cancelled; the effect did not happen', 'reason', reason));
+    perform {{schema}}.finish(v_job, 'cancelled', 'resolved', null, jsonb_build_object('type', 'Cancelled', 'message', 'cancelled; the effect did not happen', 'reason', p_reason));
     v_answer := 'cancelled';
   else
     insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
       values (v_job.id, v_now, v_job.claimed_at, v_job.claim_epoch, v_job.claimed_by, v_job.effect_started_at, v_job.attempt, v_job.generation, 'resolved',
-              jsonb_build_object('type', 'DidNotHappen', 'message', 'resolved: the effect did not happen', 'reason', reason));
-    update {{schema}}.jobs j set status = 'pending', claimed_by = null, claimed_at = null, effect_started_at = null where j.id = job_id;
+              jsonb_build_object('type', 'DidNotHappen', 'message', 'resolved: the effect did not happen', 'reason', p_reason));
+    update {{schema}}.jobs j set status = 'pending', claimed_by = null, claimed_at = null, effect_started_at = null where j.id = p_job;
     perform {{schema}}.wake(array[v_job.queue]);
     v_answer := 'pending';
   end if;
-  perform {{schema}}.note('resolve', job_id::text, actor, reason, jsonb_build_object('happened', happened, 'answer', v_answer));
+  perform {{schema}}.note('resolve', p_job::text, p_actor, p_reason, jsonb_build_object('happened', p_happened, 'answer', v_answer, 'claim_epoch', v_epoch));
   return v_answer;
 end $$;
+comment on function {{schema}}.decide_unknown(uuid, bigint, boolean, jsonb, text, text) is
+  'Decides an unknown outcome, of the given attempt where one is given. Called by resolve and resolve_attempt alone.';
+
+create function {{schema}}.resolve(job_id uuid, happened boolean, result jsonb default null, reason text default null, actor text default null) returns text
+  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  select {{schema}}.decide_unknown(job_id, null, happened, result, reason, actor)
+$$;
 comment on function {{schema}}.resolve(uuid, boolean, jsonb, text, text) is
-  'Decides an unknown outcome, once and on the record: happened makes it succeeded, otherwise it is cancelled if that was asked for, else pending again.';
+  'Decides an unknown outcome, once and on the record: happened makes it succeeded, otherwise it is cancelled if that was asked for, else pending again, and runs again with the same idempotency key. So say that it did not happen only once it can no longer happen.';
+
+create function {{schema}}.resolve_attempt(job_id uuid, claim_epoch bigint, happened boolean, result jsonb default null, reason text default null, actor text default null) returns text
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+begin
+  if claim_epoch is null then
+    raise exception using errcode = 'WF009', message = 'resolve_attempt needs the epoch of the attempt', hint = 'Give the one that was looked at; resolve decides whichever is open.';
+  end if;
+  return {{schema}}.decide_unknown(job_id, claim_epoch, happened, result, reason, actor);
+end $$;
+comment on function {{schema}}.resolve_attempt(uuid, bigint, boolean, jsonb, text, text) is
+  'Like resolve, for one attempt: if another is open by now, nothing is changed, and the refusal says so (WF017).';
 
 create function {{schema}}.pause_queue(queue text, reason text default null, actor text default null) returns boolean
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -271,11 +319,6 @@ begin
 end $$;
 comment on function {{schema}}.steer_many(text, uuid[], text, text, jsonb) is
   'Cancels or retries up to 1000 jobs in one transaction, each as cancel and retry do, with a row of audit for each and one for the batch that keeps the selection and how many were answered how. What is refused is answered so, with the reason in why.';
-
-create view {{schema}}.unknown_outcomes as
-  select j.id, j.queue, j.task, j.claim_epoch, j.claimed_by as worker_id, w.name as worker, j.claimed_at, j.effect_started_at, j.cancel_requested_at
-    from {{schema}}.jobs j left join {{schema}}.workers w on w.id = j.claimed_by where j.status = 'unknown';
-comment on view {{schema}}.unknown_outcomes is 'Jobs whose effect may have happened and whose outcome was never told. Each waits for its own late end or for taskq jobs resolve.';
 
 create view {{schema}}.queue_counts as
   select coalesce(c.queue, q.name) as queue, q.paused_at, coalesce(c.due, 0) as due, coalesce(c.waiting, 0) as waiting, coalesce(c.running, 0) as running,

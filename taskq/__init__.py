@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from taskq.context import JobContext
     from taskq.effects import EffectInfo, Ref, TerminalEffect
     from taskq.errors import (
+        AlreadyResolved,
         ConfigurationError,
         DatabaseUnavailable,
         EffectsUnsettled,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         JobNotFound,
         PayloadError,
         ResultTimeout,
+        StaleAttempt,
         TaskDefinitionError,
         TaskQError,
         UniqueKeyHeld,
@@ -36,16 +38,20 @@ if TYPE_CHECKING:
     from taskq.handle import Job, JobInfo
     from taskq.outcomes import OutcomeUnknown, RetryAfter, Snooze
     from taskq.policy import ExecutionPolicy, PolicyLayer, Retry, constant, exponential, linear
+    from taskq.reconcile import DidNotHappen, Happened, ReconcileContext, StillUnknown
     from taskq.tasks import BoundTask, Task
 
 __all__ = [
+    "AlreadyResolved",
     "BoundTask",
     "ConfigurationError",
     "DatabaseUnavailable",
+    "DidNotHappen",
     "EffectInfo",
     "EffectsUnsettled",
     "ExecutionPolicy",
     "FencedOut",
+    "Happened",
     "IdempotencyConflict",
     "InvalidPolicy",
     "InvalidRequest",
@@ -59,11 +65,14 @@ __all__ = [
     "OutcomeUnknown",
     "PayloadError",
     "PolicyLayer",
+    "ReconcileContext",
     "Ref",
     "ResultTimeout",
     "Retry",
     "RetryAfter",
     "Snooze",
+    "StaleAttempt",
+    "StillUnknown",
     "Task",
     "TaskDefinitionError",
     "TaskQ",
@@ -86,6 +95,7 @@ _HOMES = {
         "TerminalEffect",
     ),
     "taskq.errors": (
+        "AlreadyResolved",
         "ConfigurationError",
         "DatabaseUnavailable",
         "EffectsUnsettled",
@@ -98,6 +108,7 @@ _HOMES = {
         "JobNotFound",
         "PayloadError",
         "ResultTimeout",
+        "StaleAttempt",
         "TaskDefinitionError",
         "TaskQError",
         "UniqueKeyHeld",
@@ -119,6 +130,12 @@ _HOMES = {
         "constant",
         "exponential",
         "linear",
+    ),
+    "taskq.reconcile": (
+        "DidNotHappen",
+        "Happened",
+        "ReconcileContext",
+        "StillUnknown",
     ),
     "taskq.tasks": (
         "BoundTask",

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, cast, overload
 from uuid import UUID
 
 import anyio.to_thread
@@ -33,13 +33,16 @@ from taskq.errors import ConfigurationError, TaskDefinitionError, UnknownTask
 from taskq.handle import CancelAnswer, Job, JobInfo, ResolveAnswer, RetryAnswer
 from taskq.policy import UNSET, EffectClass, ExecutionPolicy, PolicyLayer, Retry, Unset, resolve
 from taskq.promises import lower
+from taskq.reconcile import DidNotHappen, HookAnswer, StillUnknown
 from taskq.settings import check_schema
-from taskq.tasks import AsyncTask, SyncTask, Task, TaskDecorator
+from taskq.tasks import AsyncTask, ReconciledDecorator, SyncTask, Task, TaskDecorator
 
 __all__ = ["TaskQ"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+_Undecided: TypeAlias = DidNotHappen | StillUnknown
+"""What a hook returns that never says what the body would have returned."""
 
 
 class TaskQ:
@@ -133,9 +136,40 @@ class TaskQ:
         max_snoozes: int | Unset = UNSET,
         effects: Iterable[TerminalEffect] | Unset = UNSET,
         process: bool = False,
+        reconcile: Callable[..., _Undecided | Coroutine[Any, Any, _Undecided]] | None = None,
+        reconcile_retry: Retry | None = None,
     ) -> TaskDecorator: ...
+    @overload
     def task(
-        self, fn: Callable[..., Any] | None = None, /, *, name: str | None = None, process: bool = False, **layer: Any
+        self,
+        /,
+        *,
+        reconcile: Callable[..., HookAnswer[R]],
+        reconcile_retry: Retry | None = None,
+        name: str | None = None,
+        queue: str | Unset = UNSET,
+        priority: int | Unset = UNSET,
+        retry: Retry | Unset = UNSET,
+        max_attempts: int | Unset | None = UNSET,
+        timeout: Duration | Unset | None = UNSET,
+        deadline: Duration | Unset | None = UNSET,
+        effect_class: EffectClass | Unset = UNSET,
+        max_recoveries: int | Unset = UNSET,
+        max_retry_afters: int | Unset = UNSET,
+        max_snoozes: int | Unset = UNSET,
+        effects: Iterable[TerminalEffect] | Unset = UNSET,
+        process: bool = False,
+    ) -> ReconciledDecorator[R]: ...
+    def task(
+        self,
+        fn: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        process: bool = False,
+        reconcile: Callable[..., Any] | None = None,
+        reconcile_retry: Retry | None = None,
+        **layer: Any,
     ) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", timeout="30s")``.
 
@@ -150,6 +184,12 @@ class TaskQ:
                 whose crash, leak or hold on the GIL touches nothing else. For work in C code, for long computing and
                 for code that is not trusted to end. Arguments and results travel as stored; context variables and
                 global state of the worker do not.
+            reconcile: The hook that is asked what became of an attempt whose outcome is unknown. It takes the
+                parameters of the function, after an optional first ``ctx: ReconcileContext``, and returns
+                ``Happened(result)``, ``DidNotHappen()`` or ``StillUnknown(retry_in=...)``. It may run more than once,
+                so it only looks; ``DidNotHappen`` has a rule, see there.
+            reconcile_retry: What happens when the hook fails. Without it: 20 attempts, 5 s to an hour apart.
+                ``StillUnknown`` uses up none of them; the task's ``max_retry_afters`` bounds it.
             **layer: What the task says about the policy: queue, priority (0 to 9, higher first), retry,
                 max_attempts, timeout, deadline (from enqueue), effect_class (``"pure"``, ``"idempotent"`` or
                 ``"side_effecting"``), max_recoveries, max_retry_afters, max_snoozes, effects (what runs once the job
@@ -160,18 +200,27 @@ class TaskQ:
             TaskDefinitionError: The function cannot be a task, the name is taken, or there is no such option.
             InvalidPolicy: An option is not valid.
         """
+        from taskq.reconcile_hooks import hook_task, refuse_hook_name
+
         localns = sys._getframe(1).f_locals
+        if reconcile is None and reconcile_retry is not None:
+            raise TaskDefinitionError("reconcile_retry says nothing without a hook; give reconcile= as well")
         options = check_task_options(layer)
 
         def register(function: Callable[..., Any]) -> Task[Any, Any]:
             is_async = hasattr(function, "__code__") and bool(function.__code__.co_flags & 0x80)
             kind = AsyncTask if is_async else SyncTask
             made: Task[Any, Any] = kind(self, function, name=name, layer=options, localns=localns, process=process)
+            refuse_hook_name(made.name)
             if made.name in self._tasks:
                 raise TaskDefinitionError(
                     f"two tasks are named {made.name!r}: {_place(self._tasks[made.name].fn)} and {_place(function)}; "
                     "give one of them another name=, since jobs are stored under it"
                 )
+            if reconcile is not None:
+                hook = hook_task(self, made, reconcile, retry=reconcile_retry, localns=localns)
+                # First, so that a worker has published it before a job of the task can need it.
+                self._tasks[hook.name] = made.reconcile_task = hook
             self._tasks[made.name] = made
             return made
 
@@ -298,33 +347,54 @@ class TaskQ:
         return cast(RetryAnswer, self._sync.call("retry", *check_steering(job_id, reason, actor)))
 
     async def resolve(
-        self, job_id: UUID | str, *, happened: bool, reason: str, result: Any = None, actor: str | None = None
+        self,
+        job_id: UUID | str,
+        *,
+        happened: bool,
+        reason: str,
+        result: Any = None,
+        actor: str | None = None,
+        claim_epoch: int | None = None,
     ) -> ResolveAnswer:
         """Decide the outcome of a job that is ``unknown``, once and on the record.
 
         Args:
             job_id: The job.
             happened: Whether its effect happened: it has then succeeded; otherwise it is cancelled if that was asked
-                for, else it runs again.
+                for, else it runs again, with the same idempotency key. So say False only once it can no longer
+                happen: the provider has closed the key, or the process that ran the body is proven dead.
             reason: What was checked; it goes on the record.
-            result: What the body would have returned.
+            result: What the body would have returned; with ``happened=True`` only.
             actor: Who decides; the database's user by default.
+            claim_epoch: The attempt that was looked at; without it, the decision is about whichever is open.
+
+        Returns:
+            What the job became: ``succeeded``, ``cancelled`` or ``pending``.
 
         Raises:
             JobNotFound: There is no such job.
+            AlreadyResolved: Somebody else, a hook, or the job's own late end was first; it says what the job became.
+            StaleAttempt: The job is at another attempt than ``claim_epoch``.
             WrongState: Its outcome is not unknown.
-            InvalidRequest: The reason is empty.
+            InvalidRequest: The reason is empty, or an argument is not valid.
         """
-        arguments = check_resolution(job_id, happened, result, reason, actor)
-        return cast(ResolveAnswer, await (await self._open_async()).call("resolve", *arguments))
+        query, arguments = check_resolution(job_id, happened, result, reason, actor, claim_epoch)
+        return cast(ResolveAnswer, await (await self._open_async()).call(query, *arguments))
 
     def resolve_sync(
-        self, job_id: UUID | str, *, happened: bool, reason: str, result: Any = None, actor: str | None = None
+        self,
+        job_id: UUID | str,
+        *,
+        happened: bool,
+        reason: str,
+        result: Any = None,
+        actor: str | None = None,
+        claim_epoch: int | None = None,
     ) -> ResolveAnswer:
         """Like ``resolve``, for code without an event loop."""
         refuse_in_event_loop("resolve_sync")
-        arguments = check_resolution(job_id, happened, result, reason, actor)
-        return cast(ResolveAnswer, self._sync.call("resolve", *arguments))
+        query, arguments = check_resolution(job_id, happened, result, reason, actor, claim_epoch)
+        return cast(ResolveAnswer, self._sync.call(query, *arguments))
 
     async def ensure_policy(self, policy: ExecutionPolicy) -> str:
         """Store a policy, in a transaction of its own, if this process has not done so; give its id."""

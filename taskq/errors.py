@@ -199,6 +199,40 @@ class WrongState(DatabaseRefusal):
     sqlstate = "WF012"
 
 
+class AlreadyResolved(WrongState):
+    """The outcome was unknown, and has been resolved before: by somebody else, by a hook, or by its own late end.
+
+    Attributes:
+        resolved_to: What the job became: ``succeeded``, ``failed``, ``cancelled`` or ``pending``.
+        resolved_by: Who resolved it, as ``audit`` has it; None if that is not known.
+        claim_epoch: The attempt.
+    """
+
+    sqlstate = "WF016"
+
+    def __init__(self, message: str, *, detail: Mapping[str, Any] | None = None, hint: str | None = None) -> None:
+        super().__init__(message, detail=detail, hint=hint)
+        self.resolved_to: str | None = self.detail.get("resolved_to")
+        self.resolved_by: str | None = self.detail.get("resolved_by")
+        self.claim_epoch: int | None = self.detail.get("claim_epoch")
+
+
+class StaleAttempt(WrongState):
+    """What was said is about another attempt than the job's current one; nothing was changed.
+
+    Attributes:
+        claim_epoch: The attempt that it was about.
+        current_epoch: The attempt that the job is at.
+    """
+
+    sqlstate = "WF017"
+
+    def __init__(self, message: str, *, detail: Mapping[str, Any] | None = None, hint: str | None = None) -> None:
+        super().__init__(message, detail=detail, hint=hint)
+        self.claim_epoch: int | None = self.detail.get("claim_epoch")
+        self.current_epoch: int | None = self.detail.get("current_epoch")
+
+
 class PolicyNotFound(DatabaseRefusal):
     """There is no policy with that id."""
 
@@ -281,6 +315,10 @@ class FencedOut(TaskQError):
     """The attempt is no longer this worker's: the job was taken away; what was sent changed nothing."""
 
 
+class ReconcileAnswerInvalid(TaskQError):
+    """A reconcile hook returned what is no answer, or a result that is none of its task's; nothing was resolved."""
+
+
 class UnknownTask(TaskQError):
     """The application has no task of that name."""
 
@@ -355,7 +393,9 @@ class UnsupportedInProcess(TaskQError, AttributeError):
     """A body in a child process asked its context for something that only the worker's own process can give."""
 
 
-_BY_SQLSTATE: Mapping[str, type[DatabaseRefusal]] = {c.sqlstate: c for c in DatabaseRefusal.__subclasses__()}
+_BY_SQLSTATE: Mapping[str, type[DatabaseRefusal]] = {
+    c.sqlstate: c for c in (*DatabaseRefusal.__subclasses__(), *WrongState.__subclasses__())
+}
 
 
 def from_sqlstate(exc: BaseException) -> TaskQError | None:

@@ -10,7 +10,19 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    ParamSpec,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 from uuid import UUID
 
 from taskq.client.checks import check_job_id
@@ -25,10 +37,12 @@ from taskq.policy import ExecutionPolicy, PolicyLayer, check_name
 if TYPE_CHECKING:
     from taskq.app import TaskQ
 
-__all__ = ["AsyncTask", "BoundTask", "SyncTask", "Task", "TaskDecorator"]
+__all__ = ["AsyncTask", "BoundTask", "ReconciledDecorator", "SyncTask", "Task", "TaskDecorator"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_result = TypeVar("R_result")
+_Async: TypeAlias = Coroutine[Any, Any, R_result]
 _MAX_SPECS = 1000
 
 
@@ -87,6 +101,7 @@ class Task(_Enqueues[P, R]):
         layer: What its declaration says about the policy.
         process: Whether workers run it in a child process.
         required_worker_schema: The capability level that its jobs require of a worker; None for none.
+        reconcile_task: The hidden task that asks its reconcile hook; None without one.
     """
 
     __slots__ = (
@@ -100,6 +115,7 @@ class Task(_Enqueues[P, R]):
         "layer",
         "name",
         "process",
+        "reconcile_task",
         "required_worker_schema",
         "takes_context",
     )
@@ -124,6 +140,7 @@ class Task(_Enqueues[P, R]):
         self.process = _check_process(self.name, process)
         self.layer = layer
         self.required_worker_schema = app.resolve_policy(layer).required_worker_schema
+        self.reconcile_task: Task[..., Any] | None = None
         self._plain = CallOptions()
         with suppress(UnknownTask):  # an effect may name a task that is defined further down
             self._plain_spec  # noqa: B018
@@ -252,6 +269,19 @@ class TaskDecorator(Protocol):
     def __call__(self, fn: Callable[Concatenate[JobContext, P], R], /) -> SyncTask[P, R]: ...
     @overload
     def __call__(self, fn: Callable[P, R], /) -> SyncTask[P, R]: ...
+
+
+class ReconciledDecorator(Protocol[R_result]):
+    """What ``@app.task(..., reconcile=fn)`` is applied to: a function that returns what the hook says had happened."""
+
+    @overload
+    def __call__(self, fn: Callable[Concatenate[JobContext, P], _Async[R_result]], /) -> AsyncTask[P, R_result]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, fn: Callable[P, _Async[R_result]], /) -> AsyncTask[P, R_result]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, fn: Callable[Concatenate[JobContext, P], R_result], /) -> SyncTask[P, R_result]: ...
+    @overload
+    def __call__(self, fn: Callable[P, R_result], /) -> SyncTask[P, R_result]: ...
 
 
 def _check_function(fn: object) -> None:

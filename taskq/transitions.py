@@ -87,6 +87,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _T("running", "unknown", "worker", "end_attempts", None, None, "its effect may have happened, and nobody knows"),
     _T("unknown", "succeeded", "worker", "end_attempts", "succeeded", None, "its own late end"),
     _T("unknown", "succeeded", "operator", "resolve", "resolved", None, "decided: it happened"),
+    _T("unknown", "succeeded", "worker", "resolve_attempt", "resolved", None, "its reconcile hook says: it happened"),
     _T("unknown", "failed", "worker", "end_attempts", "failed", "attempt", "its own late end"),
     _T("unknown", "cancelled", "worker", "end_attempts", "cancelled", None, "its own late end, after a request"),
     _T(
@@ -107,6 +108,8 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _T("unknown", "pending", "worker", "end_attempts", "snoozed", "snoozes", "its own late end: Snooze"),
     _T("unknown", "pending", "worker", "end_attempts", "released", "releases", "its own late end: handed back"),
     _T("unknown", "pending", "operator", "resolve", "resolved", None, "decided: it did not happen"),
+    _T("unknown", "cancelled", "worker", "resolve_attempt", "resolved", None, "its hook: it did not; was cancelled"),
+    _T("unknown", "pending", "worker", "resolve_attempt", "resolved", None, "its hook says: it did not happen"),
     _T("failed", "pending", "operator", "retry", None, "generation", "reopened"),
     _T("failed", "held", "operator", None, None, "generation", "reopened, and must wait"),
     _T("cancelled", "pending", "operator", "retry", None, "generation", "reopened"),

@@ -34,6 +34,7 @@ KEYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "idempotency_keys": (("scope", "key"),),
     "unique_keys": (("scope", "key"),),
     "task_config": (("name",),),
+    "unknowns": (("job_id", "claim_epoch"),),
     "installation": (("one",),),
 }
 """The columns that pick at most one row (of history: one row, whose partition is found by its day)."""

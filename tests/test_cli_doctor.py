@@ -94,7 +94,7 @@ def test_every_verdict_has_a_section_in_the_manual() -> None:
 def test_exit_codes(cli: Cli, other: str) -> None:
     with psycopg.connect(other, autocommit=True) as conn:
         work(conn, tasks=["t"])
-        q.unknown(conn, queue="elsewhere")  # a warning of 'unknown', 'workers' and no failure
+        q.unknown(conn, queue="elsewhere")  # a warning of 'workers' and no failure
         assert cli("doctor", "--dsn", other).code == 0
         assert cli("doctor", "--dsn", other, "--strict").code == 1
         conn.execute("alter table taskq.jobs set (autovacuum_enabled = false)")
@@ -424,6 +424,9 @@ def test_jobs_that_no_worker_knows(cli: Cli, conn: Conn) -> None:
 def test_outcomes_that_wait_and_jobs_that_kill(cli: Cli, conn: Conn) -> None:
     worker, job = q.unknown(conn)
     conn.execute("delete from taskq.workers where id = %s", (worker,))
+    found = diagnose(cli)
+    assert (ill(found), "1 unknown are new" in found["unknown"]["found"]) == ({}, True)
+    conn.execute("update taskq.unknowns set since = taskq.now() - interval '11 min'")
     found = diagnose(cli)
     assert ill(found) == {"unknown": "warn"}
     assert f"taskq jobs resolve {job} --happened" in found["unknown"]["cure"]

@@ -73,7 +73,9 @@ def guards(t: Transition) -> str:
     if t.target == "running":
         return "`WF001` `WF002`"
     if t.function == "resolve":
-        return "`WF009` `WF011` `WF012`"
+        return "`WF009` `WF011` `WF012` `WF016`"
+    if t.function == "resolve_attempt":
+        return "`WF009` `WF011` `WF012` `WF016` `WF017`"
     if t.function == "retry":
         return "`WF003` `WF007` `WF011` `WF012` `WF020`"
     return "-"
@@ -81,7 +83,7 @@ def guards(t: Transition) -> str:
 
 def sqlstates() -> str:
     """Every SQLSTATE of class WF with its exception."""
-    rows = {c.sqlstate: c for c in errors.DatabaseRefusal.__subclasses__()}
+    rows = errors._BY_SQLSTATE
     return table(
         ("SQLSTATE", "exception", "meaning"),
         ((code(s), code(f"taskq.errors.{rows[s].__name__}"), first_sentence(rows[s].__doc__)) for s in sorted(rows)),

@@ -46,6 +46,8 @@ _ROLES = {
             "cancel",
             "retry",
             "resolve",
+            "resolve_attempt",
+            "reconcile",
             "pause_queue",
             "known_queues",
             "resume_queue",

@@ -1,4 +1,4 @@
-"""``taskq jobs list | show | tail | cancel | retry | resolve``: look at jobs and steer them."""
+"""``taskq jobs list | show | tail | cancel | retry | unknown | resolve | reconcile``: look at jobs and steer them."""
 
 from __future__ import annotations
 
@@ -232,46 +232,106 @@ def retry(
 
 
 @app.command()
-def resolve(
-    id_: IdArgument,
-    happened: Annotated[
-        bool,
+def unknown(
+    task: TaskOption = None,
+    older_than: Annotated[
+        str | None,
         typer.Option(
-            "--happened/--did-not-happen",
-            help="Whether its effect happened. If so it has succeeded; if not it is cancelled where cancelling was "
-            "requested, else it is pending again and runs anew.",
+            "--older-than",
+            help="Only those unknown for longer than that, such as 10m.",
+            metavar="T",
+            show_default=False,
         ),
-    ],
-    reason: Annotated[str, typer.Option("--reason", help="What you checked; it goes on the record.")],
-    result: Annotated[
-        str | None, typer.Option("--result", help="What the body would have returned.", metavar="JSON")
     ] = None,
+    limit: LimitOption = 50,
     as_json: JsonOption = False,
     dsn: DsnOption = None,
     schema: SchemaOption = None,
 ) -> int:
-    """Decide the outcome of a job that is unknown, once and on the record."""
-    from taskq.cli.database import actor, job_id, open_database
-    from taskq.cli.output import ExitCode
-    from taskq.errors import DatabaseRefusal
+    """List jobs whose effect may have happened and whose outcome was never told, the oldest first.
 
-    job = job_id(id_)
-    if not reason.strip():
-        raise typer.BadParameter("say what you checked, with --reason; it goes on the record")
+    With the job that asks about each, where its task has a reconcile hook: pending, running, or failed, which leaves it
+    to you. Decide with taskq jobs resolve.
+
+    Exit codes: 0 there is none; 1 there are some, or refused; 2 usage or settings; 3 cannot connect.
+    """
+    from taskq.cli.unknown import list_unknown
+
+    return list_unknown(task or None, older_than, limit=limit, as_json=as_json, dsn=dsn, schema=schema)
+
+
+@app.command()
+def resolve(
+    id_: IdArgument,
+    happened: Annotated[
+        bool | None,
+        typer.Option(
+            "--happened/--did-not-happen",
+            help="Whether its effect happened. If so it has succeeded; if not it is cancelled where cancelling was "
+            "requested, else it is pending again and runs anew, with the same idempotency key. Required.",
+            show_default=False,
+        ),
+    ] = None,
+    reason: Annotated[
+        str | None,
+        typer.Option("--reason", help="What you checked; it goes on the record. Required.", show_default=False),
+    ] = None,
+    result: Annotated[
+        str | None,
+        typer.Option(
+            "--result", help="With --happened: what the body would have returned.", metavar="JSON", show_default=False
+        ),
+    ] = None,
+    epoch: Annotated[
+        int | None,
+        typer.Option(
+            "--epoch",
+            min=1,
+            help="The attempt that you looked at (claim_epoch); refused if the job is at another by now.",
+            metavar="N",
+            show_default=False,
+        ),
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask, on a terminal.")] = False,
+    as_json: JsonOption = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> int:
+    """Decide the outcome of a job that is unknown, once and on the record.
+
+    Say --did-not-happen only once it can no longer happen: the provider has closed the key (a void, a tombstone, a
+    refused idempotency key), or the process that ran it is proven dead. That the provider has nothing under the key is
+    not enough: a process that was only frozen wakes up and does it. Until you are certain, leave it unknown.
+    """
+    from taskq.cli.unknown import resolve_one
+
+    look = f"first: taskq jobs show {id_}, and the provider by its idempotency key"
+    if happened is None:
+        raise typer.BadParameter(f"say whether its effect happened, with --happened or --did-not-happen; look {look}")
+    if reason is None or not reason.strip():
+        raise typer.BadParameter("say what you checked, with --reason TEXT; it goes on the record")
     if result is not None:
         if not happened:
-            raise typer.BadParameter("--result goes with --happened only")
+            raise typer.BadParameter("--result goes with --happened only; what did not happen has no result")
         check_json(result, "--result")
-    with open_database(dsn, schema) as database:
-        try:
-            answer = database.value("resolve", job, happened, result, reason, actor())
-        except DatabaseRefusal as exc:
-            if not as_json:
-                raise
-            _report([{"id": job, "answer": "refused", "why": str(exc)}], as_json=True)
-            return ExitCode.FAILED
-    _report([{"id": job, "answer": answer}], as_json=as_json)
-    return ExitCode.OK
+    return resolve_one(id_, happened, result, reason, epoch=epoch, yes=yes, as_json=as_json, dsn=dsn, schema=schema)
+
+
+@app.command()
+def reconcile(
+    id_: IdArgument,
+    reason: ReasonOption = None,
+    as_json: JsonOption = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> int:
+    """Have the hook of its task asked about an unknown outcome now, also where the hook has failed before.
+
+    Answers enqueued (a new asking job), due (the one that waits is due now), or running.
+    """
+    from taskq.cli.unknown import reconcile_one
+
+    return reconcile_one(id_, reason, as_json=as_json, dsn=dsn, schema=schema)
 
 
 def _is_bulk(ids: list[str] | None, chosen: Filter, *, yes: bool, dry_run: bool, limit: int | None) -> bool:

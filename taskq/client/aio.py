@@ -88,6 +88,10 @@ class AsyncClient:
         """The one value that a query answers with."""
         return (await self._fetch(query, *arguments))[0][0]
 
+    async def rows(self, query: str, *arguments: Any) -> Any:
+        """The rows that a query answers with, their values in the order of its columns."""
+        return await self._fetch(query, *arguments)
+
     async def _fetch(self, query: str, *arguments: Any) -> Any:
         with translated(self._schema, role_for(query)):
             async with self.pool.connection() as connection:

@@ -34,7 +34,9 @@ _MISSING_OBJECT: Final = ("42883", "3F000", "42P01")
 
 def role_for(query: str) -> str:
     """The suffix of the role that may do what a query of ``db/sql/client.sql`` does."""
-    return "operator" if query in ("retry", "resolve") else "producer"
+    if query == "open_question":
+        return "worker"
+    return "operator" if query in ("retry", "resolve", "resolve_attempt") else "producer"
 
 
 @contextmanager

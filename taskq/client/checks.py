@@ -44,7 +44,7 @@ def check_database(dsn: object, pool_size: object) -> tuple[str | None, int]:
     return dsn, pool_size
 
 
-_NO_POLICY = ("name", "process")
+_NO_POLICY = ("name", "process", "reconcile", "reconcile_retry")
 """Options of ``task()`` that are no part of the policy."""
 
 
@@ -78,9 +78,9 @@ def check_steering(job_id: object, reason: object, actor: object) -> tuple[Any, 
 
 
 def check_resolution(
-    job_id: object, happened: object, result: object, reason: object, actor: object
-) -> tuple[Any, ...]:
-    """The arguments of resolve.
+    job_id: object, happened: object, result: object, reason: object, actor: object, claim_epoch: object = None
+) -> tuple[str, tuple[Any, ...]]:
+    """The query that decides an outcome, of one attempt where its epoch is given, and its arguments.
 
     Raises:
         InvalidRequest: One is not valid.
@@ -89,7 +89,14 @@ def check_resolution(
     if not isinstance(happened, bool):
         raise InvalidRequest(f"happened is {_shown(happened)}; give True or False")
     job, *said = check_steering(job_id, reason, actor)
-    return job, happened, encode_any(result, "result") if happened else None, *said
+    if not happened and result is not None:
+        raise InvalidRequest("a result is given, and the effect did not happen; give one with happened=True only")
+    decided = (happened, encode_any(result, "result") if happened else None, *said)
+    if claim_epoch is None:
+        return "resolve", (job, *decided)
+    if not isinstance(claim_epoch, int) or isinstance(claim_epoch, bool) or not 0 < claim_epoch < 2**63:
+        raise InvalidRequest(f"claim_epoch is {_shown(claim_epoch)}; give the number of the attempt, or None")
+    return "resolve_attempt", (job, claim_epoch, *decided)
 
 
 def check_requests(app: TaskQ, requests: object) -> list[JobRequest[Any]]:

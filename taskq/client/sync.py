@@ -92,6 +92,10 @@ class SyncClient:
         """The one value that a query answers with."""
         return self._fetch(query, *arguments)[0][0]
 
+    def rows(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
+        """The rows that a query answers with, their values in the order of its columns."""
+        return self._fetch(query, *arguments)
+
     def _fetch(self, query: str, *arguments: Any) -> list[tuple[Any, ...]]:
         with translated(self._schema, role_for(query)), self.pool.connection() as connection:
             cursor = psycopg.RawCursor(connection, row_factory=tuple_row)

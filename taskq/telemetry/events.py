@@ -40,6 +40,8 @@ def events_of(transition: Transition) -> tuple[str, ...]:
             return ("job.settled",)
         case "sweep":
             return ("job.expired",)
+        case "resolve_attempt":
+            return ("job.resolved",)
         case "end_attempts" if transition.target == "pending":
             return _BACK[transition.outcome or ""]
         case "end_attempts":

@@ -61,6 +61,7 @@ class Maintenance:
         self._looked_at: float | None = None
         self._failures: dict[str, int] = {}
         self._prune_at = 0.0
+        self._reconcile_at = 0.0
         self._partitions_at = 0.0
         self._retention_at = 0.0
         self.worker_id: UUID | None = None
@@ -113,6 +114,8 @@ class Maintenance:
             await self._duty("settle_lost", self._settle_lost)
         if "sweep" in due:
             await self._duty("sweep", self._sweep)
+        if now >= self._reconcile_at and await self._duty("reconcile", self._reconcile):
+            self._reconcile_at = now + PRUNE_EVERY
         if now >= self._prune_at and await self._duty("prune", self._prune):
             self._prune_at = now + PRUNE_EVERY
         if now >= self._retention_at and await self._duty("retention", self._retention):
@@ -162,6 +165,18 @@ class Maintenance:
                     log.error("job.not_settled", job_id=row["job_id"], duty=query, sqlstate=row["settled"][7:])
                 else:
                     yield row
+
+    async def _reconcile(self) -> None:
+        """Have attempts asked about that became unknown before their task had a hook."""
+        after: UUID | None = None
+        while rows := await self._conn.fetch(self._sql["reconcile_missing"], after):
+            after = rows[-1]["job_id"]
+            for row in rows:
+                of_job = _of_job(row)
+                if row["reconcile_job"] is None:
+                    log.warning("reconcile.not_enqueued", **of_job)
+                else:
+                    log.info("reconcile.enqueued", **of_job, reconcile_job=row["reconcile_job"])
 
     async def _prune(self) -> None:
         while (await self._conn.fetch(self._sql["prune"]))[0]["n"]:

@@ -31,4 +31,5 @@ async def publish(
             policy.effect_class,
             policy.id,
             task.required_worker_schema,
+            None if task.reconcile_task is None else task.reconcile_task.name,
         )

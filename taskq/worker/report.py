@@ -10,8 +10,10 @@ import asyncio
 import json
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
+from taskq.reconcile_hooks import SUFFIX, is_hook
 from taskq.telemetry import get_logger
 from taskq.worker.claims import Claim, Counts, End
 from taskq.worker.complete import Outbox, make_end
@@ -39,6 +41,8 @@ def report(counts: Counts, claim: Claim, decided: Disposition) -> None:
     if outcome in ("failed", "retry_after_spent", "snooze_spent"):
         counts.failed += 1
         log.error("job.failed", **of_attempt, error_type=error.get("type"), **said)
+        if is_hook(claim.task):
+            log.error("reconcile.exhausted", **_asked(claim), reconcile_job=claim.job_id, **said)
     elif outcome == "cancelled":
         counts.cancelled += 1
         log.info("job.cancelled", **of_attempt)
@@ -122,6 +126,18 @@ def _of_job(claim: Claim) -> dict[str, Any]:
         "claim_epoch": claim.claim_epoch,
         "attempt": claim.attempt + 1,
     }
+
+
+def _asked(claim: Claim) -> dict[str, Any]:
+    """The attempt that the job of a hook asks about."""
+    with suppress(ValueError):
+        told = json.loads(claim.payload)
+        return {
+            "job_id": told.get("job_id"),
+            "task": claim.task.removesuffix(SUFFIX),
+            "claim_epoch": told.get("claim_epoch"),
+        }
+    return {"job_id": None, "task": claim.task.removesuffix(SUFFIX), "claim_epoch": None}
 
 
 def _about(claim: Claim, decided: Disposition) -> dict[str, Any]:

@@ -166,7 +166,9 @@ def test_an_outcome_is_resolved_once_and_only_where_it_is_unknown(conn: Conn, ha
         _, job = make(conn)
         resolve(conn, job, happened)
         for again in (True, False):
-            assert_refused(conn, lambda job=job, again=again: resolve(conn, job, again), "WF012")
+            error = assert_refused(conn, lambda job=job, again=again: resolve(conn, job, again), "WF016")
+            became = "succeeded" if happened else "cancelled" if make is unknown else "pending"
+            assert (detail(error)["resolved_to"], detail(error)["claim_epoch"]) == (became, 1)
         assert audited(conn, job)[-1:] == ["resolve"]
         cancel(conn, job)
     _, job = running(conn)
@@ -186,7 +188,7 @@ def test_resolving_needs_a_reason(conn: Conn, reason: str | None) -> None:
 def test_unknown_outcomes_are_listed(conn: Conn) -> None:
     worker, job = unknown(conn)
     [row] = rows(conn, "select * from taskq.unknown_outcomes")
-    assert (row["id"], row["worker_id"], row["worker"], row["claim_epoch"]) == (job, worker, "w", 1)
+    assert (row["job_id"], row["worker_id"], row["worker"], row["claim_epoch"]) == (job, worker, "w", 1)
 
 
 # Retry ----------------------------------------------------------------------------------------------------------------

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import assert_type
 
-from taskq import Job, JobContext, JobRequest, Retry, TaskQ, exponential
+from taskq import (
+    DidNotHappen,
+    Happened,
+    Job,
+    JobContext,
+    JobRequest,
+    ReconcileContext,
+    Retry,
+    StillUnknown,
+    TaskQ,
+    exponential,
+)
 
 app = TaskQ()
 
@@ -101,3 +112,44 @@ async def many() -> None:
     await mixed[0].result()
     anything: Job[object] = await send.enqueue(1, "b")
     await anything.status()
+
+
+# Reconcile hooks: what they say had happened is what the task returns.
+
+
+def look_up(ctx: ReconcileContext, a: int) -> Happened[int] | DidNotHappen | StillUnknown:
+    return Happened(a)
+
+
+async def look_up_soon(a: int) -> Happened[int] | StillUnknown:
+    return StillUnknown("1m")
+
+
+def never_says(a: int) -> DidNotHappen | StillUnknown:
+    return DidNotHappen()
+
+
+@app.task(effect_class="side_effecting", reconcile=look_up)
+async def hooked(ctx: JobContext, a: int) -> int:
+    return a
+
+
+@app.task(reconcile=look_up_soon, reconcile_retry=Retry(3))
+def hooked_plain(a: int) -> int:
+    return a
+
+
+@app.task(reconcile=never_says, priority=3)
+async def hooked_by_less(a: int) -> str:
+    return str(a)
+
+
+@app.task(reconcile=look_up)  # E: arg-type
+async def hooked_wrongly(ctx: JobContext, a: int) -> str:
+    return str(a)
+
+
+async def enqueue_hooked() -> None:
+    assert_type(await hooked.enqueue(1), Job[int])
+    assert_type(await hooked_plain.enqueue(1), Job[int])
+    assert_type(await hooked_by_less.enqueue(1), Job[str])

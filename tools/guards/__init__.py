@@ -18,6 +18,7 @@ FILES = {
     "exchange": "00.01.00_06_pre_exchange.sql",
     "leases": "00.01.00_07_pre_leases.sql",
     "operate": "00.01.00_08_pre_operate.sql",
+    "reconcile": "00.01.00_10_pre_reconcile.sql",
     "invariants": "00.01.00_18_pre_invariants.sql",
     "roles": "00.01.00_19_pre_roles.sql",
 }

@@ -364,9 +364,10 @@ FENCES: tuple[Guard, ...] = (
         "race",
         "resolve: lock, then decide",
         "operate",
-        LOCK_JOB + "\n    exit when found;\n    v_finished",
-        UNLOCKED_JOB + "\n    exit when found;\n    v_finished",
+        "where j.id = p_job for update;\n    exit when found;\n    select * into v_old",
+        "where j.id = p_job;\n    exit when found;\n    select * into v_old",
         OPERATORS + "test_two_resolutions_at_once_decide_once",
+        OPERATORS + "test_an_operator_and_a_hook_at_once_decide_once",
         OPERATORS + "test_a_resolution_and_the_late_end_decide_once_in_both_orders",
     ),
     guard(

@@ -7,6 +7,7 @@ from guards import Guard, guard, guards
 CLAIMS, FIVE, SIX = "test_claims.py::", "test_law5_transitions.py::", "test_law6_attempts.py::"
 OPERATE, KEYS, LEASES = "test_cancel_resolve_reopen.py::", "test_keys.py::", "test_leases.py::"
 ROLES, INVARIANTS, PARTITIONS = "test_roles.py::", "test_invariants.py::", "test_partitions.py::"
+RECONCILE = "test_reconcile.py::"
 BY_RULES = SIX + "test_a_suspect_is_claimed_under_the_rules_of_every_claim"
 FORGED = INVARIANTS + "test_a_forged_violation_is_reported_for_its_job"
 SUSPECT = (
@@ -194,7 +195,7 @@ RULES: tuple[Guard, ...] = (
         "operate",
         "resolve: only what is unknown",
         "operate",
-        "if v_job.status <> 'unknown' then",
+        "if v_status <> 'unknown' then",
         "if false then",
         OPERATE + "test_an_outcome_is_resolved_once_and_only_where_it_is_unknown",
     ),
@@ -202,7 +203,7 @@ RULES: tuple[Guard, ...] = (
         "operate",
         "resolve: with a reason",
         "operate",
-        "if reason is null or btrim(reason) = '' then",
+        "if p_reason is null or btrim(p_reason) = '' then",
         "if false then",
         OPERATE + "test_resolving_needs_a_reason",
     ),
@@ -226,9 +227,58 @@ RULES: tuple[Guard, ...] = (
         "operate",
         "every action is audited",
         "operate",
-        "perform {{schema}}.note('resolve', job_id::text",
-        "-- perform {{schema}}.note('resolve', job_id::text",
+        "perform {{schema}}.note('resolve', p_job::text",
+        "-- perform {{schema}}.note('resolve', p_job::text",
         OPERATE + "test_an_outcome_is_resolved_once_and_only_where_it_is_unknown",
+    ),
+    # Unknown outcomes
+    guard(
+        "unknown",
+        "an answer is about one attempt",
+        "operate",
+        "if p_epoch <> v_epoch then",
+        "if false then",
+        RECONCILE + "test_an_answer_about_an_older_attempt_changes_nothing_and_is_told_so",
+    ),
+    guard(
+        "unknown",
+        "a late end is told from a job that was never unknown",
+        "operate",
+        "if v_outcome = 'resolved' or v_outcome is not null and exists (",
+        "if v_outcome = 'resolved' or false and exists (",
+        RECONCILE + "test_after_the_late_end_every_decision_is_refused_as_one_too_many",
+    ),
+    guard(
+        "unknown",
+        "one open job asks about an attempt",
+        "reconcile",
+        ", array[p_job.id || '/' || p_job.claim_epoch]) e;",
+        ") e;",
+        RECONCILE + "test_an_unknown_attempt_is_asked_about_by_one_job_that_names_it",
+    ),
+    guard(
+        "unknown",
+        "what cannot be asked about becomes unknown all the same",
+        "reconcile",
+        "exception when others then\n  return null;\n",
+        "",
+        RECONCILE + "test_what_cannot_be_asked_becomes_unknown_all_the_same",
+    ),
+    guard(
+        "unknown",
+        "what has been asked about is not asked about again by itself",
+        "reconcile",
+        " and u.reconcile_job is null)",
+        ")",
+        RECONCILE + "test_attempts_of_before_a_deploy_are_asked_about_once_there_is_a_hook",
+    ),
+    guard(
+        "unknown",
+        "only what is unknown is asked about",
+        "reconcile",
+        "if v_job.status is distinct from 'unknown' then",
+        "if false then",
+        RECONCILE + "test_only_what_is_unknown_is_asked_about",
     ),
     # Keys
     guard(

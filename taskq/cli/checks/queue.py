@@ -16,6 +16,9 @@ BEHIND = 300.0
 PAUSED = 86_400.0
 """Seconds after which a pause with jobs behind it looks forgotten."""
 
+UNKNOWN_FOR = 600.0
+"""Seconds that an outcome may be unknown while no reconcile job asks about it."""
+
 
 def workers(patient: Patient) -> Finding:
     """Whether workers are alive, and lost ones are noticed."""
@@ -147,14 +150,16 @@ def stranded(patient: Patient) -> Finding:
 
 def unknown(patient: Patient) -> Finding:
     """Whether outcomes wait for a decision."""
-    row = patient.database.rows("unknown")[0]
-    if not row["n"]:
-        return ok("no outcome waits for a decision")
+    row = patient.database.rows("unknown", UNKNOWN_FOR)[0]
+    if not row["standing"]:
+        asked = f"; {row['n']:,} unknown are new, or are asked about" if row["n"] else ""
+        return ok(f"no outcome waits for a decision{asked}")
+    failed = f"; of {row['exhausted']:,} the reconcile hook has failed for good" if row["exhausted"] else ""
     return warn(
-        f"{row['n']:,} jobs, the oldest claimed {span(row['oldest'])} ago: {', '.join(row['ids'])}",
+        f"{row['standing']:,} jobs, the oldest unknown for {span(row['oldest'])}: {', '.join(row['ids'])}{failed}",
         means="their effect may have happened and nobody told; nothing runs them again by itself",
         cure=f"taskq jobs show {row['ids'][0]}; then: taskq jobs resolve {row['ids'][0]} --happened (or "
-        "--did-not-happen) --reason WHAT_YOU_CHECKED",
+        "--did-not-happen) --reason WHAT_YOU_CHECKED; taskq jobs unknown lists them all",
     )
 
 

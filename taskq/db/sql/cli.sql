@@ -232,6 +232,28 @@ select {{schema}}.retry($1::text::uuid, $2::text, $3::text) as answer;
 -- name: resolve
 select {{schema}}.resolve($1::text::uuid, $2::boolean, $3::text::jsonb, $4::text, $5::text) as answer;
 
+-- name: resolve_attempt
+select {{schema}}.resolve_attempt($1::text::uuid, $2::bigint, $3::boolean, $4::text::jsonb, $5::text, $6::text) as answer;
+
+-- name: reconcile
+select r.answer, r.reconcile_job::text as reconcile_job from {{schema}}.reconcile($1::text::uuid, $2::text, $3::text) r;
+
+-- name: unknown_outcomes
+-- Unknown outcomes of the tasks $1, unknown for over $2 seconds, the oldest first, at most $3.
+select u.job_id::text as job_id, u.task, u.queue, u.claim_epoch, u.worker_id::text as worker_id, u.worker, u.claimed_at,
+       u.effect_started_at, u.cancel_requested_at, u.since, u.reason, u.reconcile_job::text as reconcile_job,
+       u.reconcile_status, u.reconcile_error
+  from {{schema}}.unknown_outcomes u
+ where ($1::text[] is null or u.task = any ($1::text[]))
+   and ($2::double precision is null or u.since < {{schema}}.now() - make_interval(secs => $2::double precision))
+ order by u.since, u.job_id limit $3::int;
+
+-- name: unknown_outcome
+-- One of them.
+select u.job_id::text as job_id, u.task, u.queue, u.claim_epoch, u.worker, u.since, u.reason, u.cancel_requested_at,
+       u.reconcile_status
+  from {{schema}}.unknown_outcomes u where u.job_id = $1::text::uuid;
+
 -- name: queues
 -- What waits and runs in each queue, and how many live workers serve it.
 select q.queue, q.paused_at, q.due, q.waiting, q.running, q.held, q.unknown, q.oldest_due,

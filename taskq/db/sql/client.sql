@@ -48,6 +48,17 @@ select {{schema}}.retry($1::text::uuid, $2::text, $3::text);
 -- Decides an unknown outcome: succeeded, cancelled or pending.
 select {{schema}}.resolve($1::text::uuid, $2::boolean, $3::text::jsonb, $4::text, $5::text);
 
+-- name: resolve_attempt
+-- The same for one attempt; another than the open one is refused.
+select {{schema}}.resolve_attempt($1::text::uuid, $2::bigint, $3::boolean, $4::text::jsonb, $5::text, $6::text);
+
+-- name: open_question
+-- What a hook is told of an attempt whose outcome is unknown; no row if it is not, or is one of another task.
+select j.payload::text as payload, j.attempt, j.generation, j.key_generation, coalesce(u.since, j.claimed_at) as since,
+       coalesce(u.reason, 'not_told') as reason
+  from {{schema}}.jobs j left join {{schema}}.unknowns u on u.job_id = j.id and u.claim_epoch = j.claim_epoch
+ where j.id = $1::text::uuid and j.claim_epoch = $2::bigint and j.task = $3::text and j.status = 'unknown';
+
 -- name: backend_pid
 -- The server process behind this connection; another than the start-up named means a pooler in between.
 select pg_catalog.pg_backend_pid();

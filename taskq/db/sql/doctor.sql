@@ -162,9 +162,15 @@ with still as materialized (
 select s.what, count(*)::int as n, min(s.effect_key) as first from still s group by s.what order by s.what;
 
 -- name: unknown
--- Jobs whose outcome was never told.
-select count(*)::int as n, extract(epoch from {{schema}}.now() - min(j.claimed_at))::float8 as oldest,
-       (array_agg(j.id::text order by j.id))[1:3] as ids from {{schema}}.jobs j where j.status = 'unknown';
+-- Jobs whose outcome was never told: how many, how many of them have been so for over $1 seconds and are asked about by
+-- no reconcile job, and the first of those.
+select count(*)::int as n, count(*) filter (where s.stands)::int as standing,
+       extract(epoch from {{schema}}.now() - min(u.since) filter (where s.stands))::float8 as oldest,
+       (array_agg(u.job_id::text order by u.since, u.job_id) filter (where s.stands))[1:3] as ids,
+       count(*) filter (where s.stands and u.reconcile_status = 'failed')::int as exhausted
+  from {{schema}}.unknown_outcomes u
+ cross join lateral (select u.since <= {{schema}}.now() - make_interval(secs => $1::double precision)
+                            and coalesce(u.reconcile_status, '') not in ('pending', 'running', 'held') as stands) s;
 
 -- name: suspects
 -- Jobs that were on a lost worker twice or more, and wait to be run alone.

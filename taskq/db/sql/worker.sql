@@ -45,7 +45,7 @@ select {{schema}}.ensure_policy($1, $2, $3::jsonb);
 
 -- name: publish_task
 -- What the code says about a task, at boot.
-select {{schema}}.publish_task($1, $2, $3, $4, $5, $6, $7, $8);
+select {{schema}}.publish_task($1, $2, $3, $4, $5, $6, $7, $8, $9);
 
 -- name: register_worker
 -- A new registration, with a lease from now on.
@@ -91,6 +91,10 @@ select job_id, settled, why, task, queue, claim_epoch, attempt, worker_id from {
 -- name: sweep
 -- Waiting jobs past their deadline or out of attempts, without those that were just seen to fail.
 select job_id, settled, why, task, queue, claim_epoch, attempt, worker_id from {{schema}}.sweep(p_skip => $1);
+
+-- name: reconcile_missing
+-- Unknown attempts whose task has a hook now and which have never been asked about, after a job's id, a bounded number.
+select job_id, task, queue, claim_epoch, attempt, reconcile_job from {{schema}}.reconcile_missing($1);
 
 -- name: prune
 -- Expired keys and old worker rows.

@@ -149,9 +149,31 @@ def test_two_resolutions_at_once_decide_once(dsn: str, conn: Conn, first: bool, 
         late = b.start(lambda c: sqlstate_of(lambda: resolve(c, job, second)))
         b.waits_for(a)
         a.commit()
-        assert late.result(20) == "WF012"
+        assert late.result(20) == "WF016"
     assert get(conn, job)["status"] == answer
     assert attempts(conn, job) == [(1, "resolved")]
+
+
+@pytest.mark.parametrize("hook_first", [True, False])
+def test_an_operator_and_a_hook_at_once_decide_once(dsn: str, conn: Conn, hook_first: bool) -> None:
+    def ask(c: Conn) -> object:
+        return one(c, "select taskq.resolve_attempt(%s, 1, true, null, 'asked', 'reconcile:x')", job)
+
+    def decide(c: Conn) -> object:
+        return resolve(c, job, happened=False)
+
+    _, job = unknown(conn)
+    first, second = (ask, decide) if hook_first else (decide, ask)
+    with sessions(dsn) as [a, b]:
+        a.begin()
+        answer = a.do(first)
+        late = b.start(lambda c: sqlstate_of(lambda: second(c)))
+        b.waits_for(a)
+        a.commit()
+        assert late.result(20) == "WF016"
+    assert get(conn, job)["status"] == answer == ("succeeded" if hook_first else "cancelled")
+    assert attempts(conn, job) == [(1, "resolved")]
+    assert one(conn, "select count(*) from taskq.audit where action = 'resolve'") == 1
 
 
 def test_a_resolution_and_the_late_end_decide_once_in_both_orders(dsn: str, conn: Conn) -> None:
@@ -162,7 +184,7 @@ def test_a_resolution_and_the_late_end_decide_once_in_both_orders(dsn: str, conn
         late = b.start(lambda c: sqlstate_of(lambda: resolve(c, job, happened=False)))
         b.waits_for(a)
         a.commit()
-        assert late.result(20) == "WF012"
+        assert late.result(20) == "WF016"
     assert attempts(conn, job) == [(1, "succeeded")]
     worker, job = unknown(conn)
     with sessions(dsn) as [a, b]:

@@ -1,0 +1,343 @@
+"""How a reconcile hook is called: the hidden task that asks it about one attempt, and resolves the job by its answer.
+
+Each hook has a task of its own, ``<task>:reconcile``, which workers run like any other: with its retries, its backoff
+and its bound. It reads the attempt from the database, calls the hook, and sends the answer fenced on the attempt's
+epoch, so that an answer that comes too late changes nothing. Nothing here runs the body.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from taskq.codec_signature import hints_of
+from taskq.context import JobContext
+from taskq.durations import parse_duration
+from taskq.errors import (
+    InvalidPolicy,
+    ReconcileAnswerInvalid,
+    ResultNotStorable,
+    TaskDefinitionError,
+    WrongState,
+    describe,
+)
+from taskq.outcomes import RetryAfter
+from taskq.policy import PolicyLayer, Retry, exponential
+from taskq.reconcile import DidNotHappen, Happened, ReconcileContext, StillUnknown
+from taskq.tasks import AsyncTask, SyncTask, Task
+from taskq.telemetry import get_logger
+
+if TYPE_CHECKING:
+    from taskq.app import TaskQ
+
+__all__ = ["DEFAULT_RECONCILE_RETRY", "SUFFIX", "hook_task", "is_hook", "refuse_hook_name"]
+
+log = get_logger("reconcile")
+
+SUFFIX: Final = ":reconcile"
+DEFAULT_RECONCILE_RETRY: Final = Retry(max_attempts=20, backoff=exponential("5s", cap="1h"))
+"""How often a hook that fails is called, and how far apart: about 9 hours in all."""
+_NAMES: Final = {c.__name__: c for c in (ReconcileContext, Happened, DidNotHappen, StillUnknown)}
+"""What a module may import for its type checker only."""
+
+
+def is_hook(task: str) -> bool:
+    """Whether a task of that name asks a hook."""
+    return task.endswith(SUFFIX)
+
+
+def refuse_hook_name(name: str) -> None:
+    """Refuse a name that belongs to a hook.
+
+    Raises:
+        TaskDefinitionError: It does.
+    """
+    if is_hook(name):
+        raise TaskDefinitionError(
+            f"task {name}: names that end in {SUFFIX} are those of hooks; declare one with reconcile= at its task, or "
+            "choose another name"
+        )
+
+
+def hook_task(
+    app: TaskQ, task: Task[..., Any], fn: object, *, retry: Retry | None, localns: Mapping[str, Any] | None
+) -> Task[..., Any]:
+    """The hidden task that asks a task's hook.
+
+    Args:
+        app: The application of both.
+        task: The task that declares the hook.
+        fn: The hook.
+        retry: What happens when the hook fails; ``DEFAULT_RECONCILE_RETRY`` if not given.
+        localns: Names of the place where both are defined, for annotations that are text.
+
+    Raises:
+        TaskDefinitionError: The hook does not fit the task; the message says what.
+        InvalidPolicy: The retry is none.
+    """
+    if retry is not None and not isinstance(retry, Retry):
+        raise InvalidPolicy(f"reconcile_retry is {retry!r}; give Retry(max_attempts=..., backoff=...)")
+    hook = _Hook(app, task, *_checked(task, fn, localns))
+    # Without its effects, which may name tasks that come later; none are promised for the asking.
+    policy = app.resolve_policy(task.layer)
+    layer = PolicyLayer(
+        queue=policy.queue,
+        priority=policy.priority,
+        retry=retry or DEFAULT_RECONCILE_RETRY,
+        timeout=policy.timeout,
+        deadline=None,
+        effect_class="pure",
+        max_recoveries=policy.max_recoveries,
+        max_retry_afters=policy.max_retry_afters,
+        effects=(),
+    )
+    name = f"{task.name}{SUFFIX}"
+    if len(name) > 128:
+        raise TaskDefinitionError(
+            f"task {task.name}: with a hook its name has at most {128 - len(SUFFIX)} characters, since the hook's is "
+            f"that and {SUFFIX}; choose a shorter name="
+        )
+    if inspect.iscoroutinefunction(hook.fn):
+        return AsyncTask(app, hook.async_body(), name=name, layer=layer)
+    return SyncTask(app, hook.sync_body(), name=name, layer=layer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """An answer that decides, ready to be sent."""
+
+    happened: bool
+    result: str | None
+
+    def arguments(self, asked: ReconcileContext, asking_job: UUID) -> tuple[Any, ...]:
+        """The arguments of ``resolve_attempt``."""
+        said = "Happened" if self.happened else "DidNotHappen"
+        reason, actor = f"the reconcile hook answered {said}", f"reconcile:{asking_job}"
+        return str(asked.job_id), asked.claim_epoch, self.happened, self.result, reason, actor
+
+
+class _Hook:
+    """One hook and what is needed to call it."""
+
+    def __init__(
+        self,
+        app: TaskQ,
+        task: Task[..., Any],
+        fn: Callable[..., Any],
+        takes_context: bool,
+        signature: inspect.Signature,
+    ) -> None:
+        self.app = app
+        self.task = task
+        self.fn = fn
+        self.takes_context = takes_context
+        self._signature = signature
+
+    def async_body(self) -> Callable[..., Any]:
+        """The body of the hidden task, for an async hook."""
+
+        async def ask(ctx: JobContext, job_id: UUID, claim_epoch: int) -> dict[str, Any]:
+            client = await self.app._open_async()
+            asked = self.question(
+                await client.rows("open_question", *self.names(job_id, claim_epoch)), job_id, claim_epoch
+            )
+            if asked is None:
+                return self.overtaken(ctx, job_id, claim_epoch, "it was resolved before the hook was asked")
+            about, args, kwargs = asked
+            decision = self.read(await self.fn(*args, **kwargs))
+            try:
+                became = await client.call("resolve_attempt", *decision.arguments(about, ctx.job_id))
+            except WrongState as exc:
+                return self.overtaken(ctx, job_id, claim_epoch, str(exc))
+            return self.resolved(ctx, about, decision, became)
+
+        return self._named(ask)
+
+    def sync_body(self) -> Callable[..., Any]:
+        """The same for a hook that is a plain function."""
+
+        def ask(ctx: JobContext, job_id: UUID, claim_epoch: int) -> dict[str, Any]:
+            client = self.app._sync
+            asked = self.question(client.rows("open_question", *self.names(job_id, claim_epoch)), job_id, claim_epoch)
+            if asked is None:
+                return self.overtaken(ctx, job_id, claim_epoch, "it was resolved before the hook was asked")
+            about, args, kwargs = asked
+            decision = self.read(self.fn(*args, **kwargs))
+            try:
+                became = client.call("resolve_attempt", *decision.arguments(about, ctx.job_id))
+            except WrongState as exc:
+                return self.overtaken(ctx, job_id, claim_epoch, str(exc))
+            return self.resolved(ctx, about, decision, became)
+
+        return self._named(ask)
+
+    def _named(self, ask: Callable[..., Any]) -> Callable[..., Any]:
+        ask.__doc__ = self.fn.__doc__
+        ask.__name__ = ask.__qualname__ = f"{self.task.name}{SUFFIX}"
+        return ask
+
+    def names(self, job_id: UUID, claim_epoch: int) -> tuple[Any, ...]:
+        """What names the attempt in the database."""
+        return str(job_id), claim_epoch, self.task.name
+
+    def question(
+        self, rows: Sequence[Sequence[Any]], job_id: UUID, claim_epoch: int
+    ) -> tuple[ReconcileContext, tuple[Any, ...], dict[str, Any]] | None:
+        """What the hook is called with, from a row of ``open_question``; None if the attempt is not unknown any more.
+
+        Raises:
+            PayloadMisfit: The job's arguments do not fit the task as this process has it.
+        """
+        if not rows:
+            return None
+        payload, attempt, generation, key_generation, since, reason = rows[0]
+        about = ReconcileContext(
+            job_id=job_id,
+            task=self.task.name,
+            claim_epoch=claim_epoch,
+            attempt=attempt + 1,
+            generation=generation,
+            key_generation=key_generation,
+            since=since,
+            reason=reason,
+        )
+        # With the task's defaults for what the job left out: the hook sees what the body saw.
+        bound = self._signature.bind(**self.task.codec.decode(payload))
+        bound.apply_defaults()
+        rest = next((p.name for p in self._signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+        kwargs = dict(bound.arguments)
+        kwargs |= kwargs.pop(rest) if rest is not None else {}
+        return about, (about,) if self.takes_context else (), kwargs
+
+    def read(self, answer: object) -> _Decision:
+        """What an answer decides.
+
+        Raises:
+            RetryAfter: Nothing yet.
+            ReconcileAnswerInvalid: It is none, or its result is none of the task's.
+        """
+        match answer:
+            case Happened(result):
+                try:
+                    return _Decision(True, self.task.codec.encode_result(result))
+                except ResultNotStorable as exc:
+                    said = describe(exc.__cause__ or exc)["message"]
+                    raise ReconcileAnswerInvalid(
+                        f"the hook of {self.task.name} answered Happened with a result that is none of the task's: "
+                        f"{said}. Nothing was resolved, and the hook is called again; return what the body would have"
+                    ) from exc
+            case DidNotHappen():
+                return _Decision(False, None)
+            case StillUnknown(retry_in):
+                raise RetryAfter(parse_duration(retry_in), "still unknown")
+        raise ReconcileAnswerInvalid(
+            f"the hook of {self.task.name} answered with a {type(answer).__name__}, which says nothing; return "
+            "Happened(result), DidNotHappen() or StillUnknown(retry_in=...). Nothing was resolved, and the hook is "
+            "called again"
+        )
+
+    def resolved(self, ctx: JobContext, about: ReconcileContext, decision: _Decision, became: str) -> dict[str, Any]:
+        """Tell that the answer has resolved the job; the result of the asking job."""
+        answer = "happened" if decision.happened else "did_not_happen"
+        log.info(
+            "job.resolved",
+            job_id=about.job_id,
+            task=about.task,
+            queue=ctx.queue,
+            claim_epoch=about.claim_epoch,
+            attempt=about.attempt,
+            answer=answer,
+            became=became,
+            reconcile_job=ctx.job_id,
+        )
+        return {"job_id": str(about.job_id), "claim_epoch": about.claim_epoch, "answer": answer, "became": became}
+
+    def overtaken(self, ctx: JobContext, job_id: UUID, claim_epoch: int, why: str) -> dict[str, Any]:
+        """Tell that the attempt was resolved otherwise meanwhile; the result of the asking job."""
+        log.info(
+            "reconcile.overtaken",
+            job_id=job_id,
+            task=self.task.name,
+            claim_epoch=claim_epoch,
+            reconcile_job=ctx.job_id,
+            why=why,
+        )
+        return {"job_id": str(job_id), "claim_epoch": claim_epoch, "answer": "overtaken", "why": why}
+
+
+def _checked(
+    task: Task[..., Any], fn: object, localns: Mapping[str, Any] | None
+) -> tuple[Callable[..., Any], bool, inspect.Signature]:
+    """The hook, whether it takes a context, and the signature of the task without its own."""
+    name = task.name
+    if isinstance(fn, Task) or not inspect.isfunction(fn):
+        raise TaskDefinitionError(
+            f"task {name}: reconcile is {fn!r}, which is no plain function; write the hook with def or async def"
+        )
+    if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
+        raise TaskDefinitionError(f"task {name}: its hook is a generator; return the answer instead of yielding")
+    hints = hints_of(fn, f"{name}, hook {fn.__name__}", {**_NAMES, **(localns or {})})
+    wanted = list(inspect.signature(task.fn).parameters.values())[1 if task.takes_context else 0 :]
+    given = list(inspect.signature(fn).parameters.values())
+    takes_context = bool(given) and hints.get(given[0].name) is ReconcileContext
+    if takes_context:
+        del given[0]
+    _compare(task, fn, wanted, given, hints, hints_of(task.fn, name, localns))
+    return fn, takes_context, inspect.Signature(wanted)
+
+
+def _compare(
+    task: Task[..., Any],
+    fn: Callable[..., Any],
+    wanted: list[inspect.Parameter],
+    given: list[inspect.Parameter],
+    hints: Mapping[str, Any],
+    task_hints: Mapping[str, Any],
+) -> None:
+    """Refuse a hook that cannot be called with every job's arguments, or reads them as something else."""
+
+    def refuse(what: str) -> TaskDefinitionError:
+        shown = ", ".join(map(_name, wanted))
+        return TaskDefinitionError(
+            f"task {task.name}: its hook {fn.__name__} {what}; a hook takes the same parameters as its task "
+            f"({shown or 'none'}), after an optional ctx: ReconcileContext"
+        )
+
+    for p in given:
+        if hints.get(p.name) is JobContext:
+            raise refuse(f"takes {p.name}: JobContext, which is the body's")
+        if hints.get(p.name) is ReconcileContext:
+            raise refuse(f"takes its context {p.name} elsewhere than first")
+        if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
+            raise refuse(f"takes {_name(p)} by position, and it is called by name")
+    by_name = {p.name: p for p in given if p.kind is not p.VAR_KEYWORD}
+    takes_rest = len(by_name) < len(given)
+    for p in wanted:
+        if p.kind is p.VAR_KEYWORD:
+            if not takes_rest:
+                raise refuse(f"does not take {_name(p)}")
+        elif p.name not in by_name:
+            if not takes_rest:
+                raise refuse(f"does not take {p.name}")
+        elif p.name in hints and p.name in task_hints and hints[p.name] != task_hints[p.name]:
+            ours, theirs = hints[p.name], task_hints[p.name]
+            if Any not in (ours, theirs) and ours is not object:
+                raise refuse(f"takes {p.name} as {_type(ours)}, and the task as {_type(theirs)}")
+    known = {p.name for p in wanted if p.kind is not p.VAR_KEYWORD}
+    for name, p in by_name.items():
+        if name not in known and p.default is p.empty:
+            raise refuse(f"takes {name}, which the task does not")
+
+
+def _name(parameter: inspect.Parameter) -> str:
+    stars = (
+        "*" if parameter.kind is parameter.VAR_POSITIONAL else "**" if parameter.kind is parameter.VAR_KEYWORD else ""
+    )
+    return stars + parameter.name
+
+
+def _type(declared: Any) -> str:
+    return declared.__name__ if isinstance(declared, type) and not hasattr(declared, "__args__") else str(declared)

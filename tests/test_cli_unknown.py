@@ -1,0 +1,186 @@
+"""``taskq jobs unknown | resolve | reconcile``: seeing what nobody told, deciding it, and having it asked about."""
+
+from __future__ import annotations
+
+import io
+import sys
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+import sql as q
+from cli_kit import Cli, make_cli  # noqa: F401
+
+Conn = psycopg.Connection[Any]
+NOBODY = "00000000-0000-0000-0000-000000000000"
+
+
+def told(conn: Conn) -> UUID:
+    """An unknown job that was not to be cancelled."""
+    _, job = q.running(conn)
+    conn.execute("select taskq.enter_unknown(j, 'told', null) from taskq.jobs j where j.id = %s", (job,))
+    return job
+
+
+def publish_hook(conn: Conn) -> None:
+    q.policy(conn, "h")
+    conn.execute("select taskq.publish_task(null, 't:reconcile', 'q', 5, 20, 'pure', 'h')")
+    conn.execute("select taskq.publish_task(null, 't', 'q', 5, 3, 'idempotent', 'p', null, 't:reconcile')")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Types an answer at a terminal."""
+    return lambda text: monkeypatch.setattr(sys, "stdin", Terminal(f"{text}\n"))
+
+
+# Seeing ---------------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_lists_what_waits_and_says_so_by_its_exit_code(cli: Cli, conn: Conn) -> None:
+    assert cli.ok("jobs", "unknown").out == "no outcome is unknown\n"
+    assert cli.ok("jobs", "unknown", "--json").json == []
+    publish_hook(conn)
+    job = told(conn)
+    found = cli("jobs", "unknown", "--json")
+    [row] = found.json
+    assert (found.code, row["job_id"], row["task"], row["queue"], row["claim_epoch"]) == (1, str(job), "t", "q", 1)
+    assert (row["reason"], row["reconcile_status"], row["reconcile_error"]) == ("told", "pending", None)
+    shown = cli("jobs", "unknown")
+    assert shown.code == 1
+    assert all(word in shown.out for word in (str(job), "told", "pending"))
+    asker = q.register(conn)
+    [asking] = q.claim(conn, asker, tasks=["t:reconcile"])
+    q.end(conn, asker, q.End(asking["job_id"], 1, "failed", error={"type": "E", "message": "no [red] answer"}))
+    shown = cli("jobs", "unknown")
+    assert all(word in shown.out for word in ("failed", "E: no [red] answer"))
+
+
+def test_unknown_is_narrowed_by_task_and_age(cli: Cli, conn: Conn) -> None:
+    job = told(conn)
+    assert cli("jobs", "unknown", "--task", "t").code == 1
+    assert cli("jobs", "unknown", "--task", "other").code == 0
+    assert cli("jobs", "unknown", "--older-than", "10m").code == 0
+    conn.execute("update taskq.unknowns set since = taskq.now() - interval '11 min' where job_id = %s", (job,))
+    assert cli("jobs", "unknown", "--older-than", "10m").code == 1
+    assert cli("jobs", "unknown", "--older-than", "12m").code == 0
+    wrong = cli("jobs", "unknown", "--older-than", "soon")
+    assert (wrong.code, "--older-than" in wrong.err) == (2, True)
+    told(conn)
+    limited = cli("jobs", "unknown", "--limit", "1")
+    assert (limited.out.count("told"), "the oldest 1; --limit shows more" in limited.err) == (1, True)
+    assert str(job) in limited.out
+
+
+# Deciding -------------------------------------------------------------------------------------------------------------
+
+
+def test_resolve_names_what_is_missing_and_the_cure(cli: Cli, conn: Conn) -> None:
+    job = str(told(conn))
+    undecided = cli("jobs", "resolve", job, "--reason", "asked")
+    assert (undecided.code, "with --happened or --did-not-happen" in undecided.err) == (2, True)
+    assert f"taskq jobs show {job}" in undecided.err
+    for reason in ([], ["--reason", "  "]):
+        unsaid = cli("jobs", "resolve", job, "--happened", *reason)
+        assert (unsaid.code, "say what you checked, with --reason TEXT" in unsaid.err) == (2, True)
+    odd = cli("jobs", "resolve", job, "--did-not-happen", "--result", "1", "--reason", "asked")
+    assert (odd.code, "--result goes with --happened only" in odd.err) == (2, True)
+    assert q.status(conn, UUID(job)) == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("decision", "became", "said"),
+    [
+        ("--happened", "succeeded", "succeeded"),
+        ("--did-not-happen", "pending", "pending: it runs again, with the same"),
+    ],
+)
+def test_resolve_shows_what_it_was_and_what_became_of_it(
+    cli: Cli, conn: Conn, decision: str, became: str, said: str
+) -> None:
+    job = told(conn)
+    done = cli.ok("jobs", "resolve", str(job), decision, "--reason", "asked them")
+    assert f"{job}: t in q, attempt 1 on w, unknown since" in done.err
+    assert done.out.startswith(f"{job}: {said}")
+    assert q.status(conn, job) == became
+    [noted] = q.rows(conn, "select * from taskq.audit where action = 'resolve'")
+    assert (noted["reason"], "@" in noted["actor"]) == ("asked them", True)
+    again = cli("jobs", "resolve", str(job), "--happened", "--reason", "asked them")
+    assert (again.code, f"was resolved before: {became}, by " in again.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("cancelled", "decision", "asked"),
+    [
+        (False, "--did-not-happen", "say so only if it can no longer happen: the provider has closed the key"),
+        (True, "--did-not-happen", "it becomes cancelled, as was requested"),
+        (False, "--happened", "it becomes succeeded, for good"),
+    ],
+)
+def test_resolve_asks_on_a_terminal_and_names_the_rule(
+    cli: Cli, conn: Conn, answer: Any, cancelled: bool, decision: str, asked: str
+) -> None:
+    job = q.unknown(conn)[1] if cancelled else told(conn)
+    call = ("jobs", "resolve", str(job), decision, "--reason", "asked")
+    answer("n")
+    refused = cli(*call)
+    assert (refused.code, asked in refused.err, "nothing was changed" in refused.err) == (1, True, True)
+    assert q.status(conn, job) == "unknown"
+    answer("y")
+    assert cli(*call).code == 0
+    assert q.status(conn, job) != "unknown"
+
+
+def test_resolve_does_not_ask_when_told_so(cli: Cli, conn: Conn, answer: Any) -> None:
+    for flag in ("--yes", "--json"):
+        answer("n")
+        cli.ok("jobs", "resolve", str(told(conn)), "--happened", "--reason", "asked", flag)
+
+
+def test_resolve_decides_the_attempt_that_was_looked_at(cli: Cli, conn: Conn) -> None:
+    job = told(conn)
+    late = cli("jobs", "resolve", str(job), "--happened", "--reason", "asked", "--epoch", "2")
+    assert (late.code, "is about attempt 2 of job" in late.err) == (1, True)
+    assert q.status(conn, job) == "unknown"
+    cli.ok("jobs", "resolve", str(job), "--happened", "--reason", "asked", "--epoch", "1")
+
+
+def test_the_help_of_resolve_has_the_rule(cli: Cli) -> None:
+    text = " ".join(cli.ok("jobs", "resolve", "--help").out.replace("│", " ").split())
+    assert "only once it can no longer happen: the provider has closed the key" in text
+    assert "with the same idempotency key" in text
+
+
+# Asking ---------------------------------------------------------------------------------------------------------------
+
+
+def test_reconcile_asks_now(cli: Cli, conn: Conn) -> None:
+    job = told(conn)
+    unhooked = cli("jobs", "reconcile", str(job))
+    assert (unhooked.code, "task t has no hook that could be asked" in unhooked.err) == (1, True)
+    assert cli("jobs", "reconcile", str(job), "--json").json[0]["answer"] == "refused"
+    assert cli("jobs", "reconcile", NOBODY).code == 1
+    publish_hook(conn)
+    done = cli.ok("jobs", "reconcile", str(job), "--reason", "the provider is back", "--json")
+    [row] = done.json
+    assert (row["id"], row["answer"]) == (str(job), "enqueued")
+    assert q.get(conn, UUID(row["reconcile_job"]))["task"] == "t:reconcile"
+    shown = cli.ok("jobs", "reconcile", str(job))
+    assert "due" in shown.out
+    conn.execute("update taskq.workers set status = 'lost', ended_at = taskq.now()")
+    assert "no live worker serves the queue q" in cli.ok("jobs", "reconcile", str(job)).err
+
+
+def test_who_may(cli: Cli, conn: Conn) -> None:
+    job = str(told(conn))
+    reader = psycopg.conninfo.make_conninfo(cli.dsn, options="-c role=taskq_reader")
+    assert cli("jobs", "unknown", "--dsn", reader).code == 1
+    for call in (["resolve", job, "--happened", "--reason", "r"], ["reconcile", job]):
+        denied = cli("jobs", *call, "--dsn", reader)
+        assert (denied.code, "grant the role taskq_operator" in denied.err) == (1, True)
