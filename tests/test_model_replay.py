@@ -110,7 +110,7 @@ async def test_what_a_real_worker_did_is_a_path_of_the_model(aconn: asyncpg.Conn
         for gate, job in (("stopped", stopped), ("returned", returned)):
             await gates.until_reached(gate)
             assert await job.cancel() == "requested"
-            gates.open("returned")
+        gates.open("returned")
         for job in (*jobs, stopped, returned):
             await until_status(aconn, job.id, "succeeded", "failed", "cancelled")
         for job in (jobs[3], later):
@@ -326,6 +326,17 @@ FORGED: Mapping[str, tuple[Record, int, str]] = {
         replace(with_(STARTED, 0, outcome="released"), unknowns=[]),
         4,
         "epoch 1 ended as released",
+    ),
+    "resolved by nobody": (replace(STARTED, audit=[]), 5, "epoch 1 ended as resolved"),
+    "resolved the other way": (
+        replace(STARTED, audit=[audit("resolve", 15, "pending", happened=False)]),
+        5,
+        "epoch 1 ended as resolved",
+    ),
+    "the decision is about another attempt": (
+        replace(STARTED, audit=[audit("resolve", 15, "succeeded", happened=True, claim_epoch=2)]),
+        5,
+        "epoch 1 ended as resolved",
     ),
     "resolved, and never unknown": (replace(STARTED, unknowns=[]), 4, "epoch 1 ended as resolved"),
     "unknown for a loss before its start": (

@@ -43,7 +43,7 @@ def _searched(config: Config) -> Result:
     print(f"{config.name + ':':32}", end="", flush=True)
     result = search(config)
     size = f"{result.states:10,} states {result.transitions:11,} transitions, depth {result.depth:3}"
-    print(f"{size}, {result.seconds:6.1f} s", flush=True)
+    print(f"{size}, {result.seconds:6.1f} s of CPU", flush=True)
     for violation in result.violations.values():
         show(violation)
     return result

@@ -240,20 +240,18 @@ def _start(state: State, n: int, a: Attempt, job: Job, name: str, config: Config
 
 
 def _interrupt(state: State, n: int, a: Attempt, job: Job, name: str, config: Config, *, begun: bool) -> Iterator[Step]:
-    if not rules.may_be_interrupted(job, begun) and config.design.started_is_not_interrupted:
-        return
-    begun_word = "the body is stopped" if begun else "it has not begun"
-    if job.cancel and job.epoch == a.epoch and job.owner == a.owner:
-        word = "cancelled" if rules.may_be_interrupted(job, begun) else "interrupted"
-        told = _put(state, n, a._replace(phase="telling", says=word))
-        yield Step(f"{name}: told to cancel, {begun_word}", told)
-    if not rules.may_be_interrupted(job, begun):
-        return
+    """The worker stops a body, or has none yet: for a cancel, a lost lease, or because it must end itself."""
+    may_stop = rules.may_be_interrupted(job, begun)
+    how = "the body is stopped" if begun else "it has not begun"
+    asked = job.cancel and job.epoch == a.epoch and job.owner == a.owner
+    if asked and (may_stop or not config.design.started_is_not_interrupted):
+        told = _put(state, n, a._replace(phase="telling", says="cancelled" if may_stop else "interrupted"))
+        yield Step(f"{name}: told to cancel, {how}", told)
     released = _put(state, n, a._replace(phase="telling", says="release"))
-    if _is_lost(state, a.owner):
-        yield Step(f"{name}: its lease is lost, {begun_word}", released)
+    if may_stop and _is_lost(state, a.owner):
+        yield Step(f"{name}: its lease is lost, {how}", released)
     elif state.faults:
-        yield Step(f"{name}: the worker is asked to stop, {begun_word}", _fault(released), fair=False)
+        yield Step(f"{name}: the worker is asked to stop, {how}", _fault(released), fair=False)
 
 
 def _body(state: State, n: int, a: Attempt, job: Job, name: str, config: Config) -> Iterator[Step]:
@@ -285,8 +283,8 @@ def _words(a: Attempt, job: Job, state: State, config: Config) -> Iterator[str]:
             yield "wait"
     if job.effect == SIDE_EFFECTING:
         yield "failed"
-        if state.faults:
-            yield "unknown"
+    if job.effect != PURE and state.faults:
+        yield "unknown"
 
 
 def _effect(state: State, a: Attempt, config: Config) -> tuple[State, bool]:

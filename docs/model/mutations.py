@@ -80,6 +80,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         (TOLD, "no_cancel_over_an_effect"),
     ),
     Mutation(
+        "handed_back_is_unknown",
+        "a stopping worker hands a started effect back to be run again",
+        _world("handed_back_is_unknown"),
+        (TWO, ONCE, TOLD),
+    ),
+    Mutation(
         "timeout_is_unknown",
         "a body that still runs at its timeout counts as failed",
         _world("timeout_is_unknown"),

@@ -27,7 +27,8 @@ CLOCKS_APART = timedelta(seconds=1)
 """A claim reads the clock before it waits for the end of the attempt before, so it may be dated a moment earlier."""
 NO_BOUND = 10
 """Lost workers that a job survives where its policy does not say."""
-
+NOT_HAPPENED = ("DidNotHappen", "Cancelled")
+"""Types of error under which a resolved attempt did not happen."""
 ON_RECORD = {"waited": ("retry_after", "snoozed"), "happened": ("resolved",), "did_not_happen": ("resolved",)}
 """What the record calls an outcome of the model, where that is another word."""
 
@@ -168,6 +169,8 @@ def _ended(a: Row, owner: Owner, record: Record, max_attempts: int) -> _Event:
 
     def take(job: Job) -> Iterator[Job]:
         for after in _ends(job):
+            if after.record == job.record:
+                continue
             told = after.record[-1]
             if outcome in ON_RECORD.get(told.outcome, (told.outcome,)) and told.epoch == epoch:
                 yield after
@@ -176,22 +179,22 @@ def _ended(a: Row, owner: Owner, record: Record, max_attempts: int) -> _Event:
         if not rules.owned(job, owner, epoch, DESIGN):
             return
         if outcome == "resolved":
+            if not _decided(record, a):
+                return
             unknown = rules.enter_unknown(job) if record.unknowns is None else job
             for possible in (job, unknown):
                 for happened in (True, False):
                     resolved = possible and rules.resolve(possible, epoch, happened, DESIGN)
-                    if resolved and happened == (error.get("type") not in ("DidNotHappen", "Cancelled")):
+                    if resolved and happened == (error.get("type") not in NOT_HAPPENED):
                         yield resolved
         elif outcome == "lost":
             settled = rules.settle(job, record.max_recoveries, DESIGN)
-            if settled and settled.record != job.record:
+            if settled:
                 yield settled
         else:
             yield from _told_ends(job)
 
     def _told_ends(job: Job) -> Iterator[Job]:
-        if outcome == "released" and job.started and error.get("body_started") is not False:
-            return
         for says in ("succeeded", "retry", "failed", "wait", "release", "cancelled"):
             after = rules.end(job, owner, epoch, says, max_attempts, DESIGN)
             if after:
@@ -204,14 +207,27 @@ def _ended(a: Row, owner: Owner, record: Record, max_attempts: int) -> _Event:
     return _Event(a["ended_at"], 6, f"epoch {epoch} ended as {outcome}", take, why)
 
 
+def _decided(record: Record, a: Row) -> bool:
+    """Whether somebody is on record who decided this attempt, that way."""
+    happened = (a["error"] or {}).get("type") not in NOT_HAPPENED
+    decisions = [done["details"] or {} for done in record.audit if done["action"] == "resolve"]
+    return any(
+        d.get("happened") == happened and d.get("claim_epoch", a["claim_epoch"]) == a["claim_epoch"] for d in decisions
+    )
+
+
 def _unknown(u: Row) -> _Event:
     epoch, reason = u["claim_epoch"], u["reason"]
 
     def take(job: Job) -> Iterator[Job | None]:
-        allowed = job.epoch == epoch and (reason != "worker_lost" or rules.becomes_unknown(job))
-        yield rules.enter_unknown(job) if allowed else None
+        allowed = {
+            "worker_lost": rules.becomes_unknown(job),
+            "shutdown": rules.is_kept(job),
+            "timed_out": rules.is_kept(job),
+        }
+        yield rules.enter_unknown(job) if job.epoch == epoch and allowed.get(reason, True) else None
 
-    why = "only a running attempt becomes unknown, and by a lost worker only after its effect start or a cancel request"
+    why = "only a running attempt becomes unknown, and because of its worker only if it may have had an effect"
     return _Event(u["since"], 6, f"epoch {epoch} became unknown: {reason}", take, why)
 
 

@@ -35,6 +35,8 @@ class Design:
     """Cancelling a running job only asks."""
     started_is_not_interrupted: bool = True
     """A cancel does not interrupt a started side-effecting body."""
+    handed_back_is_unknown: bool = True
+    """A started effect that its worker hands back is not run again by itself."""
     timeout_is_unknown: bool = True
     """A body that runs past its timeout and cannot be stopped is unknown, not failed."""
     unknown_keeps_claim: bool = True
@@ -114,7 +116,7 @@ def end(job: Job, owner: Owner, epoch: int, says: str, max_attempts: int, design
     """``end_attempts``: what a worker says of its attempt, under the fence."""
     if not owned(job, owner, epoch, design):
         return None
-    if says == "unknown":
+    if says == "unknown" or (says == "release" and is_kept(job) and design.handed_back_is_unknown):
         return enter_unknown(job)
     if says == "succeeded":
         return finish(job, "succeeded", "succeeded", epoch, design)
@@ -140,9 +142,14 @@ def enter_unknown(job: Job) -> Job | None:
     return job._replace(status="unknown") if job.status == "running" else None
 
 
+def is_kept(job: Job) -> bool:
+    """Whether the open attempt may have had an effect that must not be repeated."""
+    return job.effect == SIDE_EFFECTING and job.started
+
+
 def becomes_unknown(job: Job) -> bool:
     """Whether a running job whose worker is lost must not be run again, nor called cancelled."""
-    return (job.effect == SIDE_EFFECTING and job.started) or (job.effect != PURE and job.cancel)
+    return is_kept(job) or (job.effect != PURE and job.cancel)
 
 
 def settle(job: Job, max_recoveries: int, design: Design) -> Job | None:
