@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -34,7 +35,7 @@ from sql import (
 )
 from worker_kit import Gates, outcomes, until_status
 
-from taskq import Retry, RetryAfter, Snooze, TaskQ, constant
+from taskq import OutcomeUnknown, Retry, RetryAfter, Snooze, TaskQ, constant
 from taskq.worker import Worker, WorkerOptions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +54,19 @@ def records(dsn: str) -> list[Record]:
 
 
 # Real runs ------------------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def working(app: TaskQ, dsn: str) -> AsyncIterator[Worker]:
+    worker = Worker(app.tasks, dsn, options=WorkerOptions(concurrency=20, lease=3, grace=5, poll_interval=0.1))
+    service = asyncio.create_task(worker.run())
+    try:
+        await asyncio.wait_for(worker.ready.wait(), 15)
+        yield worker
+    finally:
+        worker.stop()
+        assert await asyncio.wait_for(service, 20) == 0
+        await app.close()
 
 
 @anyio
@@ -99,10 +113,7 @@ async def test_what_a_real_worker_did_is_a_path_of_the_model(aconn: asyncpg.Conn
             await asyncio.sleep(0)
         return 1
 
-    worker = Worker(app.tasks, dsn, options=WorkerOptions(concurrency=20, lease=3, grace=5, poll_interval=0.1))
-    service = asyncio.create_task(worker.run())
-    try:
-        await asyncio.wait_for(worker.ready.wait(), 15)
+    async with working(app, dsn):
         jobs = [await task.enqueue() for task in (succeeds, fails, fails_at_first, waits_twice) for _ in range(3)]
         later = await succeeds.using(run_in="1h").enqueue()
         assert await later.cancel() == "cancelled"
@@ -125,15 +136,76 @@ async def test_what_a_real_worker_did_is_a_path_of_the_model(aconn: asyncpg.Conn
             await aconn.execute("select * from taskq.settle_lost()")
         gates.open("lost")
         await until_status(aconn, lost.id, "succeeded")
-    finally:
-        worker.stop()
-        assert await asyncio.wait_for(service, 20) == 0
-        await app.close()
     found = {record.id: record for record in records(dsn)}
     assert set(found) == {str(job.id) for job in (*jobs, later, stopped, returned, lost, unsure)}
     assert [str(refusal) for refusal in replay(found.values())] == []
     told = {outcome for job in found for outcome in await outcomes(aconn, UUID(job))}
     assert told >= {"succeeded", "failed", "snoozed", "retry_after", "cancelled", "lost"}
+
+
+class Declined(Exception):  # noqa: N818 (what the provider says)
+    pass
+
+
+@anyio
+async def test_side_effects_that_a_real_worker_had_are_a_path_of_the_model(aconn: asyncpg.Connection, dsn: str) -> None:
+    app, gates = TaskQ(dsn), Gates()
+    seen: set[str] = set()
+
+    @app.task(effect_class="side_effecting", retry=Retry(max_attempts=3, backoff=constant("10ms"), on=(Declined,)))
+    async def charge(how: str) -> str:
+        await gates.wait(how)
+        first = how not in seen
+        seen.add(how)
+        match how:
+            case "declined" if first:
+                raise Declined
+            case "breaks" | "asked, breaks":
+                raise ValueError(how)
+            case "unsure" | "unsure, never" if first:
+                raise OutcomeUnknown(how)
+        return how
+
+    says = ("returns", "declined", "breaks", "unsure", "unsure, never", "asked, returns", "asked, breaks", "lost")
+    async with working(app, dsn):
+        jobs = {how: (await charge.enqueue(how)).id for how in says}
+        await asyncio.gather(*(gates.until_reached(how) for how in says))
+        for how in ("asked, returns", "asked, breaks"):
+            assert await aconn.fetchval("select taskq.cancel($1)", jobs[how]) == "requested"
+        for how in says:
+            if how != "lost":
+                gates.open(how)
+        expected = {
+            "returns": "succeeded",
+            "declined": "succeeded",
+            "breaks": "failed",
+            "asked, returns": "succeeded",
+            "asked, breaks": "cancelled",
+            "unsure": "unknown",
+            "unsure, never": "unknown",
+        }
+        for how, status in expected.items():
+            await until_status(aconn, jobs[how], status)
+        for how, happened in (("unsure", True), ("unsure, never", False)):
+            await aconn.fetchval("select taskq.resolve($1, $2, null, 'looked')", jobs[how], happened)
+            await until_status(aconn, jobs[how], "succeeded")
+        async with aconn.transaction():
+            await aconn.execute("update taskq.workers set status = 'lost', ended_at = now() where status = 'live'")
+            await aconn.execute("select * from taskq.settle_lost()")
+        assert (await until_status(aconn, jobs["lost"], "unknown"))["claim_epoch"] == 1
+        gates.open("lost")
+        await until_status(aconn, jobs["lost"], "succeeded")
+    found = {record.id: record for record in records(dsn)}
+    assert [str(refusal) for refusal in replay(found.values())] == []
+    assert await outcomes(aconn, jobs["unsure, never"]) == ["resolved", "succeeded"]
+    assert await outcomes(aconn, jobs["lost"]) == ["succeeded"]
+    # The same record without the steps in between is none.
+    lost = found[str(jobs["lost"])]
+    assert [u["reason"] for u in lost.unknowns or ()] == ["worker_lost"]
+    never = found[str(jobs["unsure, never"])]
+    assert "ended as resolved" in str(replay_job(replace(never, unknowns=[])))
+    again = [{**a, "outcome": "lost"} if a["outcome"] == "resolved" else a for a in never.attempts]
+    assert "ended as lost" in str(replay_job(replace(never, attempts=again, unknowns=[])))
 
 
 def test_what_the_database_settles_by_itself_is_a_path_of_the_model(conn: psycopg.Connection[Any], dsn: str) -> None:
