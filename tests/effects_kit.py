@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 from uuid import UUID
@@ -47,9 +49,10 @@ def effect(
     } | more
 
 
-def promising(conn: Conn, *effects: Any, name: str = "promising") -> Row:
+def promising(conn: Conn, *effects: Any, name: str | None = None) -> Row:
     """The part of a spec of enqueue_many that names a policy with these promises."""
     policy(conn)
+    name = name or hashlib.sha256(json.dumps(effects).encode()).hexdigest()[:24]
     policy(conn, name, effects=list(effects))
     return {"policy_id": name}
 

@@ -350,7 +350,7 @@ def test_what_is_the_matter_of_the_moment_undoes_the_end(conn: Conn) -> None:
 
 def test_a_chain_of_effects_ends_at_the_limit(conn: Conn) -> None:
     """A policy that promises itself, which only a hand can write."""
-    job = owner(conn, effect(policy_id="promising"))
+    job = enqueue(conn, **promising(conn, effect(policy_id="loop"), name="loop"))
     for depth in range(1, 9):
         cancel(conn, job)
         [intent] = intents(conn, job)
