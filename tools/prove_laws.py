@@ -29,6 +29,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 
 from guards import FILES, Guard  # noqa: E402
 from guards.around import AROUND  # noqa: E402
+from guards.effects import OF_EFFECTS  # noqa: E402
 from guards.fences import FENCES  # noqa: E402
 from guards.laws import LAWS  # noqa: E402
 from guards.record import RECORD  # noqa: E402
@@ -37,7 +38,7 @@ from servers import serve  # noqa: E402
 
 from taskq import migrate  # noqa: E402
 
-GUARDS: tuple[Guard, ...] = (*RECORD, *FENCES, *LAWS, *RULES, *AROUND)
+GUARDS: tuple[Guard, ...] = (*RECORD, *FENCES, *LAWS, *RULES, *AROUND, *OF_EFFECTS)
 AT_ONCE = max(2, (os.cpu_count() or 2))
 
 

@@ -1,4 +1,4 @@
-"""Ends, cancels, reopenings and settlings at once: one promise for each end, and no owner goes on over an open effect."""
+"""Ends, cancels, reopenings and settlings at once: one promise an end, and no owner goes on over an open effect."""
 
 from __future__ import annotations
 
