@@ -18,6 +18,8 @@ from coverage.exceptions import CoverageException
 ROOT = Path(__file__).resolve().parent.parent
 DECIDING: Final = (
     "taskq/policy.py",
+    "taskq/effects.py",
+    "taskq/promises.py",
     "taskq/transitions.py",
     "taskq/worker/disposition.py",
     "taskq/worker/lease.py",

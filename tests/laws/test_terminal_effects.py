@@ -221,6 +221,24 @@ def test_workers_that_sleep_are_told_of_an_effect(conn: Conn) -> None:
     assert one(conn, "select pg_stat_get_xact_function_calls('taskq.wake'::regproc)") == 1
 
 
+def test_ends_by_each_role_keep_what_was_promised(conn: Conn) -> None:
+    """The roles that end jobs write no intents by themselves, and need not."""
+    worker, by_worker = running(conn, **promising(conn, effect()))
+    by_producer, by_operator = (owner(conn, effect()) for _ in range(2))
+    for role, call, job in (
+        ("worker", lambda: end(conn, worker, End(by_worker, 1, "failed")), by_worker),
+        ("producer", lambda: cancel(conn, by_producer), by_producer),
+        ("operator", lambda: cancel(conn, by_operator), by_operator),
+    ):
+        conn.execute(f"set local role taskq_{role}")
+        call()
+        conn.execute("reset role")
+        assert [e["status"] for e in effects(conn, job)] == ["pending"]
+    conn.execute("set local role taskq_producer")
+    assert len(effects(conn, by_producer)) == 1
+    assert refused(conn, "select * from taskq.effect_intents") == "42501"
+
+
 # What a job without effects pays --------------------------------------------------------------------------------------
 
 
