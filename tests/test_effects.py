@@ -148,6 +148,23 @@ def test_effects_of_effects_are_resolved_inner_first() -> None:
     async def a() -> None: ...
 
     assert [i for i, _ in policies_of(a.policy)] == [c.policy.id, b.policy.id, c.policy.id, a.policy.id]
+    # One that was read from the database was stored after those of its effects.
+    read = ExecutionPolicy.from_spec(json.loads(json.dumps(a.policy.spec())))
+    assert [i for i, _ in policies_of(read)] == [a.policy.id]
+
+
+def test_references_stand_for_what_the_database_fills_in() -> None:
+    app = TaskQ()
+
+    @app.task
+    async def note(**all_of_it: object) -> None: ...
+
+    refs = {k: getattr(Ref, k)() for k in ("result", "error", "status", "job_id", "generation")}
+
+    @app.task(effects=[TerminalEffect(note, payload=refs)])
+    async def owner() -> None: ...
+
+    assert json.loads(owner.policy.effects[0].payload) == {k: {"of": k} for k in refs}
 
 
 def test_a_default_of_the_owner_is_promised_with_it() -> None:
