@@ -24,6 +24,7 @@ create table {{schema}}.jobs (
   checkpoint_version integer,
   priority smallint not null default 5,
   has_effects boolean,
+  ordering_halt boolean,
   status text not null default 'pending',
   effect_class text not null default 'idempotent',
   queue text not null,
@@ -85,6 +86,7 @@ comment on column {{schema}}.jobs.key_generation is 'The generation that its out
 comment on column {{schema}}.jobs.checkpoint_version is 'How often its checkpoint has moved; null for never.';
 comment on column {{schema}}.jobs.priority is '0 to 9, higher first.';
 comment on column {{schema}}.jobs.has_effects is 'True where its policy promises terminal effects; null for none.';
+comment on column {{schema}}.jobs.ordering_halt is 'Whether its failure or unknown outcome halts its ordering key; null without a key.';
 comment on column {{schema}}.jobs.status is 'pending, running, held or unknown.';
 comment on column {{schema}}.jobs.effect_class is 'pure, idempotent or side_effecting: what may happen to a body whose outcome is unknown.';
 comment on column {{schema}}.jobs.queue is 'The queue; workers subscribe to queues.';
@@ -93,7 +95,7 @@ comment on column {{schema}}.jobs.policy_id is 'The resolved policy that was in 
 comment on column {{schema}}.jobs.held_reason is 'Why a held job waits: signal, limit, ordering or paused.';
 comment on column {{schema}}.jobs.unique_scope is 'Scope of the unique key that the job holds.';
 comment on column {{schema}}.jobs.unique_key is 'The unique key that the job holds while it is in this table, and for a while after if asked.';
-comment on column {{schema}}.jobs.ordering_key is 'Jobs with one key run one at a time, in order.';
+comment on column {{schema}}.jobs.ordering_key is 'Jobs with one key run one at a time, in the order of their ids.';
 comment on column {{schema}}.jobs.payload is 'A JSON object: the task''s arguments by parameter name.';
 comment on column {{schema}}.jobs.checkpoint is 'What its body has saved of its progress.';
 comment on column {{schema}}.jobs.tags is 'Words for finding jobs; taskq gives them no meaning.';

@@ -283,9 +283,9 @@ begin
        and not exists (select from {{schema}}.jobs j where j.id = o.job_id) and not exists (select from {{schema}}.history h where h.id = o.job_id)
      order by o.since limit p_limit for update of o skip locked));
   get diagnostics v_n = row_count;
-  return v_total + v_n + {{schema}}.prune_effects(p_limit);
+  return v_total + v_n + {{schema}}.prune_effects(p_limit) + {{schema}}.prune_orderings(p_limit);
 end $$;
-comment on function {{schema}}.prune(integer) is 'Forgets expired keys, workers that ended over a week ago, how attempts came to be unknown of jobs that retention has dropped, and effects whose jobs are gone from history; at most p_limit of each. Returns how many; repeat until 0.';
+comment on function {{schema}}.prune(integer) is 'Forgets expired keys, ordering keys without jobs, workers that ended over a week ago, how attempts came to be unknown of jobs that retention has dropped, and effects whose jobs are gone from history; at most p_limit of each. Returns how many; repeat until 0.';
 
 -- What every worker asks every few seconds, in one statement: an idle worker should cost next to nothing. The survey comes
 -- first, so that nobody waits for it at the leader's row; what it refuses must not keep this worker from leading.
@@ -316,6 +316,9 @@ begin
      or exists (select from {{schema}}.jobs e where e.status = 'pending' and e.attempt >= e.max_attempts) then
     return query select 'duty'::text, 'sweep'::text, null::integer;
   end if;
+  if exists (select from {{schema}}.ordering_keys) then
+    return query select 'duty'::text, 'sweep_orderings'::text, null::integer;
+  end if;
 end $$;
 comment on function {{schema}}.look(uuid, double precision, double precision, text[], text[]) is
-  'The survey and lead in one call, and for the leader what is due: rows of kind duty name the functions that have something to do (mark_lost, settle_lost, sweep). Kind leader: this worker leads; refused: the survey failed, with this SQLSTATE.';
+  'The survey and lead in one call, and for the leader what is due: rows of kind duty name the functions that have something to do (mark_lost, settle_lost, sweep, sweep_orderings). Kind leader: this worker leads; refused: the survey failed, with this SQLSTATE.';

@@ -83,12 +83,13 @@ begin
     if i = 20 then perform {{schema}}.moving(job_id); end if;
   end loop;
   if v_job.id is not null then
-    if v_job.status <> 'pending' then
+    if v_job.status <> 'pending' and v_job.held_reason is distinct from 'ordering' then
       raise exception using errcode = 'WF012', message = format('job %s is %s, not finished', job_id, v_job.status),
         detail = jsonb_build_object('job_id', job_id, 'status', v_job.status)::text,
         hint = case v_job.status when 'unknown' then 'Decide its outcome first: taskq jobs resolve.' else 'Wait for it, or cancel it first.' end;
     end if;
     update {{schema}}.jobs j set run_at = least(j.run_at, {{schema}}.now()) where j.id = job_id;
+    if v_job.status = 'held' then perform {{schema}}.give_turn(v_job.ordering_key); end if;
     perform {{schema}}.wake(array[v_job.queue]);
     perform {{schema}}.note('retry', job_id::text, actor, reason, jsonb_build_object('answer', 'due', 'run_at', v_job.run_at));
     return 'due';
@@ -301,6 +302,8 @@ begin
   if action not in ('cancel', 'retry') or cardinality(job_ids) > 1000 then
     raise exception using errcode = 'WF009', message = 'steer_many takes cancel or retry, and at most 1000 jobs', hint = 'Take several batches.';
   end if;
+  -- All of them first: the end of one may give the turn to a job of its ordering key that comes before the rest.
+  perform from {{schema}}.jobs j where j.id = any(job_ids) order by j.id for update;
   for v_id in select distinct i from unnest(job_ids) i order by 1 loop
     job_id := v_id;
     why := null;

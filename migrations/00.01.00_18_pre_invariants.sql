@@ -72,6 +72,33 @@ begin
     from {{schema}}.jobs j join {{schema}}.unknowns u on u.job_id = j.id and u.claim_epoch = j.claim_epoch
    where j.status = 'unknown' and u.reason = 'worker_lost' and not (j.effect_class = 'side_effecting' and j.effect_started_at is not null)
      and not (j.effect_class <> 'pure' and j.cancel_requested_at is not null);
+  -- Law 8: of one ordering key one job at a time, in order, and none waits for nothing.
+  return query select 8, 'ordering_two_at_once', j.id, format('key %s: %s, beside job %s, which is %s', left(j.ordering_key, 100), j.status, o.id, o.status)
+    from {{schema}}.jobs j join {{schema}}.jobs o on o.ordering_key = j.ordering_key and o.id < j.id
+   where j.ordering_key is not null
+     and (j.status in ('pending', 'running') or j.status = 'unknown' and j.ordering_halt)
+     and (o.status in ('pending', 'running') or o.status = 'unknown' and o.ordering_halt);
+  -- A line in ordering_rechecks says that the sweep will look: that is no fault yet.
+  return query select 8, 'ordering_waits_for_nothing', j.id, format('key %s', left(j.ordering_key, 100))
+    from {{schema}}.jobs j
+   where j.ordering_key is not null and j.status = 'held' and j.held_reason = 'ordering' and (j.ordering_halt or j.run_at <= {{schema}}.now())
+     and not exists (select from {{schema}}.ordering_rechecks r where r.key = j.ordering_key)
+     and not exists (select from {{schema}}.ordering_halts h where h.key = j.ordering_key and h.job_id < j.id)
+     and not exists (select from {{schema}}.jobs o where o.ordering_key = j.ordering_key
+       and (o.status in ('pending', 'running') or o.status = 'unknown' and o.ordering_halt or o.status = 'held' and o.id < j.id and (o.held_reason <> 'ordering' or o.ordering_halt or o.run_at <= {{schema}}.now())));
+  -- One that never had its turn, and never was to wait for its time, is not overtaken.
+  return query select 8, 'ordering_out_of_turn', j.id, format('key %s: %s, before job %s', left(j.ordering_key, 100), j.status, o.id)
+    from {{schema}}.jobs j cross join lateral (
+      select w.id from {{schema}}.jobs w
+       where w.ordering_key = j.ordering_key and w.id < j.id and w.status = 'held' and w.held_reason = 'ordering'
+         and w.generation = 0 and w.claim_epoch = 0 and (w.ordering_halt or w.run_at <= w.created_at)
+       order by w.id limit 1) o
+   where j.ordering_key is not null and j.status in ('pending', 'running');
+  return query select 8, 'ordering_past_halt', j.id, format('key %s: %s, behind job %s, which halts it', left(j.ordering_key, 100), j.status, h.job_id)
+    from {{schema}}.jobs j join {{schema}}.ordering_halts h on h.key = j.ordering_key and h.job_id < j.id
+   where j.ordering_key is not null and j.status in ('pending', 'running');
+  return query select 8, 'ordering_halted_by_unfinished', h.job_id, format('key %s', left(h.key, 100))
+    from {{schema}}.ordering_halts h join {{schema}}.jobs j on j.id = h.job_id;
 
   if scope = 'live' then
     return;

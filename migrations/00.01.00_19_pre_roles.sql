@@ -32,11 +32,11 @@ declare
 begin
   for v_grant in
     select * from (values
-      ('{{schema}}_producer', 'execute on function {{schema}}.enqueue(text, jsonb, text, integer, timestamptz, interval, timestamptz, integer, text, text, text, text, text[], jsonb), {{schema}}.enqueue_many(jsonb, integer[], text[], text[], text[], text), {{schema}}.ensure_policy(text, integer, jsonb), {{schema}}.cancel(uuid, text, text)'),
+      ('{{schema}}_producer', 'execute on function {{schema}}.enqueue(text, jsonb, text, integer, timestamptz, interval, timestamptz, integer, text, text, text, text, text[], jsonb, text), {{schema}}.enqueue_many(jsonb, integer[], text[], text[], text[], text, text[]), {{schema}}.ensure_policy(text, integer, jsonb), {{schema}}.cancel(uuid, text, text)'),
       ('{{schema}}_producer', 'select on {{schema}}.jobs, {{schema}}.history, {{schema}}.all_jobs, {{schema}}.effects, {{schema}}.task_config, {{schema}}.policies, {{schema}}.schema_migrations'),
       ('{{schema}}_worker', 'execute on all functions in schema {{schema}}'),
       ('{{schema}}_worker', 'select on all tables in schema {{schema}}'),
-      ('{{schema}}_operator', 'execute on function {{schema}}.cancel(uuid, text, text), {{schema}}.retry(uuid, text, text), {{schema}}.resolve(uuid, boolean, jsonb, text, text), {{schema}}.resolve_attempt(uuid, bigint, boolean, jsonb, text, text), {{schema}}.reconcile(uuid, text, text), {{schema}}.pause_queue(text, text, text), {{schema}}.resume_queue(text, text, text), {{schema}}.drain(uuid, text, text), {{schema}}.steer_many(text, uuid[], text, text, jsonb), {{schema}}.settle_effect(text, text, text), {{schema}}.retry_effect(text, text, text), {{schema}}.check_invariants(text, timestamptz)'),
+      ('{{schema}}_operator', 'execute on function {{schema}}.cancel(uuid, text, text), {{schema}}.retry(uuid, text, text), {{schema}}.resolve(uuid, boolean, jsonb, text, text), {{schema}}.resolve_attempt(uuid, bigint, boolean, jsonb, text, text), {{schema}}.reconcile(uuid, text, text), {{schema}}.pause_queue(text, text, text), {{schema}}.resume_queue(text, text, text), {{schema}}.drain(uuid, text, text), {{schema}}.steer_many(text, uuid[], text, text, jsonb), {{schema}}.settle_effect(text, text, text), {{schema}}.retry_effect(text, text, text), {{schema}}.resume_ordering(text, text, text), {{schema}}.check_invariants(text, timestamptz)'),
       ('{{schema}}_operator', 'select on all tables in schema {{schema}}'),
       ('{{schema}}_reader', 'execute on function {{schema}}.check_invariants(text, timestamptz)'),
       ('{{schema}}_reader', 'select on all tables in schema {{schema}}')) as g(role, what)
@@ -53,6 +53,6 @@ begin
     execute 'revoke execute on function {{schema}}.finish({{schema}}.jobs, text, text, jsonb, jsonb), {{schema}}.note(text, text, text, text, jsonb), {{schema}}.enter_unknown({{schema}}.jobs, text, jsonb), {{schema}}.request_reconcile({{schema}}.jobs), {{schema}}.promise({{schema}}.history), {{schema}}.effect_job({{schema}}.history, jsonb, text), {{schema}}.settle_effect(text, text, text), {{schema}}.retry_effect(text, text, text), {{schema}}.prune_effects(integer), {{schema}}.reopening({{schema}}.history),
       {{schema}}.enqueue_reconcile({{schema}}.jobs),
       {{schema}}.reconcile(uuid, text, text), {{schema}}.decide_unknown(uuid, bigint, boolean, jsonb, text, text),
-      {{schema}}.resolve(uuid, boolean, jsonb, text, text), {{schema}}.pause_queue(text, text, text), {{schema}}.resume_queue(text, text, text), {{schema}}.drain(uuid, text, text), {{schema}}.steer_many(text, uuid[], text, text, jsonb) from {{schema}}_worker';
+      {{schema}}.resolve(uuid, boolean, jsonb, text, text), {{schema}}.pause_queue(text, text, text), {{schema}}.resume_queue(text, text, text), {{schema}}.drain(uuid, text, text), {{schema}}.steer_many(text, uuid[], text, text, jsonb), {{schema}}.resume_ordering(text, text, text), {{schema}}.give_turn(text), {{schema}}.take_ordering_keys(text[]), {{schema}}.prune_orderings(integer) from {{schema}}_worker';
   end if;
 end $do$;

@@ -31,7 +31,7 @@ from taskq.durations import Duration
 from taskq.effects import PromisedEffect, TerminalEffect
 from taskq.errors import ConfigurationError, TaskDefinitionError, UnknownTask
 from taskq.handle import CancelAnswer, Job, JobInfo, ResolveAnswer, RetryAnswer
-from taskq.policy import UNSET, EffectClass, ExecutionPolicy, PolicyLayer, Retry, Unset, resolve
+from taskq.policy import UNSET, EffectClass, ExecutionPolicy, Ordering, PolicyLayer, Retry, Unset, resolve
 from taskq.promises import lower
 from taskq.reconcile import DidNotHappen, HookAnswer, StillUnknown
 from taskq.settings import check_schema
@@ -135,6 +135,7 @@ class TaskQ:
         max_retry_afters: int | Unset = UNSET,
         max_snoozes: int | Unset = UNSET,
         effects: Iterable[TerminalEffect] | Unset = UNSET,
+        ordering: Ordering | Unset | None = UNSET,
         process: bool = False,
         reconcile: Callable[..., _Undecided | Coroutine[Any, Any, _Undecided]] | None = None,
         reconcile_retry: Retry | None = None,
@@ -193,8 +194,9 @@ class TaskQ:
             **layer: What the task says about the policy: queue, priority (0 to 9, higher first), retry,
                 max_attempts, timeout, deadline (from enqueue), effect_class (``"pure"``, ``"idempotent"`` or
                 ``"side_effecting"``), max_recoveries, max_retry_afters, max_snoozes, effects (what runs once the job
-                has ended: a list of ``TerminalEffect``). Durations as ``"30s"`` or seconds. Without a retry: three
-                attempts, about 5 s and 10 s apart; one for ``side_effecting``.
+                has ended: a list of ``TerminalEffect``), ordering (``"halt"`` or ``"continue"``: what becomes of the
+                rest of an ordering key while a job has failed). Durations as ``"30s"`` or seconds. Without a retry:
+                three attempts, about 5 s and 10 s apart; one for ``side_effecting``.
 
         Raises:
             TaskDefinitionError: The function cannot be a task, the name is taken, or there is no such option.

@@ -56,6 +56,7 @@ class JobInfo:
     finished_at: datetime | None
     unique_scope: str | None
     unique_key: str | None
+    ordering_key: str | None
     tags: tuple[str, ...]
     payload: Mapping[str, Any]
     result: Any

@@ -29,6 +29,7 @@ __all__ = [
     "Duration",
     "EffectClass",
     "ExecutionPolicy",
+    "Ordering",
     "PolicyLayer",
     "Retry",
     "Unset",
@@ -47,6 +48,7 @@ UNLIMITED: Final = 2**31 - 1
 EffectClass: TypeAlias = Literal["pure", "idempotent", "side_effecting"]
 EFFECT_START_LEVEL: Final = 2
 """The capability level of workers that commit an effect start before a side-effecting body; its jobs require it."""
+Ordering: TypeAlias = Literal["halt", "continue"]
 
 
 class Unset(Enum):
@@ -273,6 +275,9 @@ class ExecutionPolicy:
         max_retry_afters: How often the body may raise ``RetryAfter``.
         max_snoozes: How often the body may raise ``Snooze``.
         effects: What runs because the job has ended, resolved as well.
+        ordering: What becomes of the rest of its ordering key while the job has failed, is unknown or waits out a
+            delay: ``"halt"`` holds it, ``"continue"`` lets it go on; None is ``"halt"`` for side-effecting tasks and
+            ``"continue"`` for others.
 
     Raises:
         InvalidPolicy: A value is out of its bounds; the message names the field and the cure.
@@ -288,6 +293,7 @@ class ExecutionPolicy:
     max_retry_afters: int = 100
     max_snoozes: int = 1000
     effects: tuple[PromisedEffect, ...] = ()
+    ordering: Ordering | None = None
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
@@ -307,6 +313,8 @@ class ExecutionPolicy:
             )
         for name in ("max_recoveries", "max_retry_afters", "max_snoozes"):
             _check_int(name, getattr(self, name), 0, UNLIMITED)
+        if self.ordering not in ("halt", "continue", None):
+            raise InvalidPolicy(f"ordering is {_short(self.ordering)}; give 'halt', 'continue' or None")
 
     @property
     def required_worker_schema(self) -> int | None:
@@ -334,6 +342,7 @@ class ExecutionPolicy:
             **{name: getattr(self, name) for name in _PLAIN},
             # Left out where there are none, as policies were stored before there could be any.
             **({"effects": [effect.spec() for effect in self.effects]} if self.effects else {}),
+            **{name: value for name in _OPTIONAL if (value := getattr(self, name)) is not None},
         }
 
     @classmethod
@@ -351,7 +360,7 @@ class ExecutionPolicy:
             give_up_on=told.get("give_up_on") or (),
         )
         effects = tuple(PromisedEffect.from_spec(effect) for effect in spec.get("effects") or ())
-        plain = {name: spec[name] for name in ("queue", "priority", *_PLAIN) if name in spec}
+        plain = {name: spec[name] for name in ("queue", "priority", *_PLAIN, *_OPTIONAL) if name in spec}
         return cls(retry=retry, effects=effects, **plain)
 
 
@@ -363,6 +372,8 @@ _PLAIN = (
     "max_retry_afters",
     "max_snoozes",
 )
+_OPTIONAL = ("ordering",)
+"""Fields that a spec leaves out where they are None."""
 _DEFAULT_SPEC = ExecutionPolicy().spec()
 
 
@@ -395,6 +406,7 @@ class PolicyLayer:
     max_recoveries: int | Unset = UNSET
     max_retry_afters: int | Unset = UNSET
     max_snoozes: int | Unset = UNSET
+    ordering: Ordering | Unset | None = UNSET
     effects: Iterable[TerminalEffect] | Unset = UNSET
 
     def __post_init__(self) -> None:

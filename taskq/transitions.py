@@ -44,13 +44,13 @@ class Transition:
 _T = Transition
 TRANSITIONS: Final[tuple[Transition, ...]] = (
     _T(None, "pending", "client", "enqueue_many", None, None, "enqueued"),
-    _T(None, "held", "client", None, None, None, "enqueued, and waits for a signal, a limit, its order or a pause"),
+    _T(None, "held", "client", "enqueue_many", None, None, "enqueued with an ordering key"),
     _T("pending", "running", "worker", "claim", None, "claim_epoch", "claimed"),
     _T("pending", "running", "worker", "claim_suspect", None, "claim_epoch", "claimed alone, after two lost workers"),
     _T("pending", "held", "worker", None, None, None, "must wait for a signal, a limit, its order or a pause"),
     _T("pending", "cancelled", "operator", "cancel", None, None, "cancelled before it started"),
     _T("pending", "failed", "leader", "sweep", None, None, "its deadline passed, or its attempts are used up"),
-    _T("held", "pending", "worker", None, None, None, "what it waited for has come"),
+    _T("held", "pending", "worker", None, None, None, "what it waited for has come, such as its turn"),
     _T("held", "cancelled", "operator", "cancel", None, None, "cancelled while it waited"),
     _T("held", "failed", "leader", "sweep", None, None, "its deadline passed"),
     _T("running", "succeeded", "worker", "end_attempts", "succeeded", None, "the body returned"),
@@ -75,6 +75,10 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _T("running", "pending", "worker", "end_attempts", "snoozed", "snoozes", "the body raised Snooze"),
     _T("running", "pending", "worker", "end_attempts", "released", "releases", "its worker stops and hands it back"),
     _T("running", "pending", "leader", "settle_lost", "lost", "recoveries", "its worker is lost"),
+    _T("running", "held", "worker", "end_attempts", "failed", "attempt", "tried again, out of its line meanwhile"),
+    _T("running", "held", "worker", "end_attempts", "retry_after", "retry_afters", "waits, out of its line meanwhile"),
+    _T("running", "held", "worker", "end_attempts", "snoozed", "snoozes", "snoozes, out of its line meanwhile"),
+    _T("running", "held", "worker", "end_attempts", "released", "releases", "handed back, to start later in its line"),
     _T(
         "running",
         "unknown",
@@ -110,10 +114,15 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _T("unknown", "pending", "operator", "resolve", "resolved", None, "decided: it did not happen"),
     _T("unknown", "cancelled", "worker", "resolve_attempt", "resolved", None, "its hook: it did not; was cancelled"),
     _T("unknown", "pending", "worker", "resolve_attempt", "resolved", None, "its hook says: it did not happen"),
+    _T("unknown", "held", "worker", "end_attempts", "failed", "attempt", "its own late end, back in its line"),
+    _T("unknown", "held", "worker", "end_attempts", "retry_after", "retry_afters", "its own late end, back in line"),
+    _T("unknown", "held", "worker", "end_attempts", "snoozed", "snoozes", "its own late end, back in its line"),
+    _T("unknown", "held", "worker", "end_attempts", "released", "releases", "its own late end, back in its line"),
+    _T("unknown", "held", "operator", "resolve", "resolved", None, "decided: it did not happen; back in its line"),
     _T("failed", "pending", "operator", "retry", None, "generation", "reopened"),
-    _T("failed", "held", "operator", None, None, "generation", "reopened, and must wait"),
+    _T("failed", "held", "operator", "retry", None, "generation", "reopened, back in its line"),
     _T("cancelled", "pending", "operator", "retry", None, "generation", "reopened"),
-    _T("cancelled", "held", "operator", None, None, "generation", "reopened, and must wait"),
+    _T("cancelled", "held", "operator", "retry", None, "generation", "reopened, back in its line"),
 )
 
 _PAIRS: Final = frozenset((t.source, t.target) for t in TRANSITIONS)

@@ -33,6 +33,8 @@ KEYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "sleepers": (("worker_id",),),
     "idempotency_keys": (("scope", "key"),),
     "unique_keys": (("scope", "key"),),
+    "ordering_keys": (("key",),),
+    "ordering_halts": (("key", "job_id"),),
     "task_config": (("name",),),
     "unknowns": (("job_id", "claim_epoch"),),
     "installation": (("one",),),

@@ -77,6 +77,7 @@ def enqueue_many(
     idempotency: Sequence[str | None] | None = None,
     on_conflict: str = "existing",
     payloads: Sequence[object] | None = None,
+    ordering_keys: Sequence[str | None] | None = None,
     **spec: object,
 ) -> list[Row]:
     """Enqueue n jobs of one spec; gives rows of ord, job_id, inserted."""
@@ -92,13 +93,14 @@ def enqueue_many(
     payload = [Jsonb(p) for p in (payloads or [{}] * n)]
     return rows(
         conn,
-        "select * from taskq.enqueue_many(%s, %s::int[], %s::text[], %s::text[], %s::text[], %s)",
+        "select * from taskq.enqueue_many(%s, %s::int[], %s::text[], %s::text[], %s::text[], %s, %s::text[])",
         Jsonb([whole]),
         [1] * n,
         payload,
         list(unique) if unique else None,
         list(idempotency) if idempotency else None,
         on_conflict,
+        list(ordering_keys) if ordering_keys else None,
     )
 
 
@@ -107,6 +109,7 @@ def enqueue(
     *,
     unique_key: str | None = None,
     idempotency_key: str | None = None,
+    ordering_key: str | None = None,
     payload: object = None,
     **spec: Any,
 ) -> UUID:
@@ -115,6 +118,7 @@ def enqueue(
         conn,
         unique=[unique_key] if unique_key else None,
         idempotency=[idempotency_key] if idempotency_key else None,
+        ordering_keys=[ordering_key] if ordering_key else None,
         payloads=[payload if payload is not None else {}],
         **spec,
     )

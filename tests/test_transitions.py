@@ -48,10 +48,11 @@ def move(conn: psycopg.Connection, job: UUID, source: Status, target: Status) ->
     else:
         claims = source == "pending" and target == "running"
         claimed = target in ("running", "unknown")
+        held = None if target != "held" else "ordering" if source in ("running", "unknown") else "paused"
         conn.execute(
             "update taskq.jobs set status = %s, claim_epoch = claim_epoch + %s, claimed_by = %s, "
-            "claimed_at = case when %s then now() end, held_reason = %s where id = %s",
-            [target, int(claims), WORKER if claimed else None, claimed, "paused" if target == "held" else None, job],
+            "claimed_at = case when %s then now() end, held_reason = %s, ordering_key = %s where id = %s",
+            [target, int(claims), WORKER if claimed else None, claimed, held, "k" if held == "ordering" else None, job],
         )
 
 

@@ -28,6 +28,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "jobs": ("taskq.cli.jobs", "Look at jobs and steer them."),
     "effects": ("taskq.cli.effects", "Look at terminal effects, settle and retry them."),
     "queues": ("taskq.cli.queues", "Look at queues, pause and resume them."),
+    "orderings": ("taskq.cli.orderings", "Look at ordering keys, and let halted ones go on."),
     "workers": ("taskq.cli.workers", "Look at worker processes, and ask one to stop."),
     "audit": ("taskq.cli.audit", "Look at what operators did."),
     "doctor": ("taskq.cli.doctor", "Check server, schema, workers and queues, and say what cures what."),

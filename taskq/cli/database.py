@@ -51,6 +51,7 @@ _ROLES = {
             "pause_queue",
             "known_queues",
             "resume_queue",
+            "resume_ordering",
             "drain",
             "steer_many",
             "settle_effect",

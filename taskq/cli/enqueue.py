@@ -28,6 +28,9 @@ def command(
     idempotency_key: Annotated[
         str | None, typer.Option("--idempotency-key", help="The same request again gives the same job.")
     ] = None,
+    ordering_key: Annotated[
+        str | None, typer.Option("--ordering-key", help="Jobs with it run one at a time, in order.")
+    ] = None,
     app: Annotated[
         str | None,
         typer.Option("--app", help="Check the arguments against the task of this app, module:attribute."),
@@ -67,6 +70,7 @@ def command(
         "run_at": None if run_at is None else instant(run_at),
         "unique_key": unique_key,
         "idempotency_key": idempotency_key,
+        "ordering_key": ordering_key,
     }
     if app is None:
         found, is_new, unserved = _by_name(task, payload, options, dsn=dsn, schema=schema)

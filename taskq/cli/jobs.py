@@ -55,7 +55,9 @@ def list_(
     with open_database(dsn, schema) as database:
         rows = database.bounded_rows(f"{order}_jobs", *chosen.select(database).arguments, limit)
     columns = ["id", "status", "queue", "task", "attempt", "created_at", "run_at", "finished_at", "error"]
-    shown = rows if as_json else [{**r, "attempt": f"{r['attempt']}/{r['max_attempts']}"} for r in rows]
+    if any(r["ordering_key"] is not None for r in rows):
+        columns.insert(4, "ordering_key")
+    shown = rows if as_json else [_in_short(r) for r in rows]
     optional = ["run_at", "finished_at", "created_at", "attempt", "queue"]
     show(shown, columns, as_json=as_json, empty="no jobs", optional=optional)
     if len(rows) == limit and not as_json:
@@ -104,12 +106,15 @@ def show_(
         attempts = database.rows("attempts", job)
         audit = database.rows("audit", job)
         effects = database.rows("job_effects", job)
+        line = database.rows("line", job)
     row = found[0]
     if as_json:
-        print_json({**row, "attempts": attempts, "audit": audit, "effects": effects})
+        print_json({**row, "line": line[0] if line else None, "attempts": attempts, "audit": audit, "effects": effects})
         return ExitCode.OK
     values = ("payload", "result", "error", "meta")
     facts = [{"what": k.replace("_", " "), "is": v} for k, v in row.items() if k not in values and v not in (None, [])]
+    if line:
+        facts.append({"what": "line", "is": _place(line[0])})
     print_table(facts, ["what", "is"])
     for name in values:
         if row[name] is not None:
@@ -132,6 +137,24 @@ def show_(
             [{**a, "details": json.dumps(a["details"])} for a in audit], ["at", "actor", "action", "reason", "details"]
         )
     return ExitCode.OK
+
+
+def _in_short(row: dict[str, Any]) -> dict[str, Any]:
+    """A job as tables show it."""
+    status = f"held: {row['held_reason']}" if row["held_reason"] else row["status"]
+    return {**row, "status": status, "attempt": f"{row['attempt']}/{row['max_attempts']}"}
+
+
+def _place(line: dict[str, Any]) -> str:
+    """Where a job stands in the line of its ordering key, and what it waits for."""
+    if line["place"] is None:
+        return f"has its turn, or needs none; {line['waiting']} wait"
+    place = f"place {line['place']} of {line['waiting']} that wait"
+    if line["turn"] is not None:
+        return f"{place}, behind {line['turn']}, which is {line['turn_status']}"
+    if line["halted_by"] is not None:
+        return f"{place}; the key is halted by {line['halted_by']}, which has failed"
+    return place
 
 
 @app.command()

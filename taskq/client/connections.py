@@ -291,10 +291,10 @@ def _encoding(raw: Any) -> str:
 
 def _carried(connection: Any, batch: Batch, encoding: str) -> tuple[Any, ...]:
     """The arguments as the session's encoding can carry them: JSON has a spelling in ASCII, keys have not."""
-    specs, spec, payload, unique, idempotency, conflict = batch.arguments
+    specs, spec, payload, unique, idempotency, conflict, ordering = batch.arguments
     if encoding == "utf-8":
         return batch.arguments
-    for keys in (unique, idempotency):
+    for keys in (unique, idempotency, ordering):
         for key in keys or ():
             try:
                 (key or "").encode(encoding)
@@ -303,7 +303,7 @@ def _carried(connection: Any, batch: Batch, encoding: str) -> tuple[Any, ...]:
                     f"connection= is a {_name(connection)} whose client_encoding, {encoding}, has no way to write the "
                     f"key {key!r}; use UTF8, or a key in ASCII"
                 ) from None
-    return (_ascii(specs), spec, [_ascii(text) for text in payload], unique, idempotency, conflict)
+    return (_ascii(specs), spec, [_ascii(text) for text in payload], unique, idempotency, conflict, ordering)
 
 
 def _ascii(text: str) -> str:

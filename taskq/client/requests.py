@@ -62,6 +62,7 @@ class CallOptions:
     on_conflict: OnConflict | None = None
     idempotency_key: str | None = None
     idempotency_scope: str | None = None
+    ordering_key: str | None = None
     tags: tuple[str, ...] = ()
     meta: str | None = None
     connection: Any = None
@@ -107,13 +108,22 @@ class Batch:
     unique_key: list[str | None] | None
     idempotency_key: list[str | None] | None
     on_conflict: OnConflict
+    ordering_key: list[str | None] | None
     policies: dict[str, ExecutionPolicy]
     connection: Any
 
     @property
     def arguments(self) -> tuple[Any, ...]:
         """The statement's arguments, for either driver."""
-        return (self.specs, self.spec, self.payload, self.unique_key, self.idempotency_key, self.on_conflict)
+        return (
+            self.specs,
+            self.spec,
+            self.payload,
+            self.unique_key,
+            self.idempotency_key,
+            self.on_conflict,
+            self.ordering_key,
+        )
 
 
 def build_batch(
@@ -137,6 +147,7 @@ def build_batch(
     spec: list[int] = []
     unique: list[str | None] = []
     idempotency: list[str | None] = []
+    ordering: list[str | None] = []
     connections: dict[int, Any] = {}
     conflicts: set[OnConflict] = set()
     last_spec: Spec | None = None
@@ -157,6 +168,7 @@ def build_batch(
         spec.append(number)
         unique.append(options.unique_key)
         idempotency.append(options.idempotency_key)
+        ordering.append(options.ordering_key)
     if len(connections) > 1:
         raise InvalidRequest("the requests name different connections; one call uses one: split them")
     if len(conflicts) > 1:
@@ -168,6 +180,7 @@ def build_batch(
         unique_key=unique if any(key is not None for key in unique) else None,
         idempotency_key=idempotency if any(key is not None for key in idempotency) else None,
         on_conflict=next(iter(conflicts), "existing"),
+        ordering_key=ordering if any(key is not None for key in ordering) else None,
         policies=policies,
         connection=next(iter(connections.values()), connection),
     )
@@ -194,6 +207,7 @@ def build_spec(task: str, policy: ExecutionPolicy, options: CallOptions, require
         "unique_hold": options.unique_hold,
         "idempotency_scope": options.idempotency_scope,
         "tags": list(options.tags) or None,
+        "ordering": policy.ordering,
     }
     text = json.dumps({k: v for k, v in values.items() if v is not None}, ensure_ascii=False)
     if options.meta is not None:
@@ -221,6 +235,8 @@ class Using(TypedDict, total=False):
             installation remembers keys (90 days by default).
         idempotency_scope: What the idempotency key is unique in; the task's name by default.
         effects: What runs once the job has ended, instead of what the task says; ``[]`` for nothing.
+        ordering_key: Jobs with this key run one at a time, in the order in which they were enqueued; the key is one for
+            the whole installation, across tasks and queues. 1 to 512 characters.
         tags: Words for finding jobs: at most 64, each of 1 to 256 characters.
         meta: Data that travels with the job, apart from its arguments; at most 64 KiB as JSON.
         connection: The caller's own connection: the job commits or vanishes with its transaction. For the async calls
@@ -242,6 +258,7 @@ class Using(TypedDict, total=False):
     idempotency_key: str | None
     idempotency_scope: str | None
     effects: Iterable[TerminalEffect]
+    ordering_key: str | None
     tags: Iterable[str]
     meta: Mapping[str, Any] | None
     connection: Any
@@ -296,6 +313,7 @@ def check_options(given: Using) -> CallOptions:
         on_conflict=on_conflict,
         idempotency_key=_check_key("idempotency_key", idempotency_key),
         idempotency_scope=None if idempotency_scope is None else check_name("idempotency_scope", idempotency_scope),
+        ordering_key=_check_key("ordering_key", given.get("ordering_key")),
         tags=_check_tags(tags),
         meta=None if meta is None else _check_meta(meta),
         connection=given.get("connection"),

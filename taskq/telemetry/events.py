@@ -42,7 +42,7 @@ def events_of(transition: Transition) -> tuple[str, ...]:
             return ("job.expired",)
         case "resolve_attempt":
             return ("job.resolved",)
-        case "end_attempts" if transition.target == "pending":
+        case "end_attempts" if transition.target in ("pending", "held"):
             return _BACK[transition.outcome or ""]
         case "end_attempts":
             return (f"job.{transition.target}",)

@@ -24,6 +24,8 @@ from taskq.worker.lease import boot_clock
 log = get_logger("maintenance")
 
 LONGEST_PAUSE = 5.0
+ORDERINGS_EVERY = 1.0
+"""Seconds; while ordering keys are in use."""
 PRUNE_EVERY = 60.0
 PARTITIONS_EVERY = 1800.0
 SLOW = 0.25
@@ -64,20 +66,25 @@ class Maintenance:
         self._reconcile_at = 0.0
         self._partitions_at = 0.0
         self._retention_at = 0.0
+        self._orderings_in_use = False
         self.worker_id: UUID | None = None
         self.is_leader = False
 
     async def run(self) -> None:
         """Look, and lead if it falls to this worker, until cancelled."""
         while True:
-            pause = min(self._lease / 3, LONGEST_PAUSE)
+            pause = min(self._lease / 3, LONGEST_PAUSE) * (0.9 + random.random() / 5)
             try:
                 if self.worker_id is not None:
                     await self._turn(self.worker_id)
+                    while self.is_leader and self._orderings_in_use and pause > ORDERINGS_EVERY:
+                        pause -= ORDERINGS_EVERY
+                        await asyncio.sleep(ORDERINGS_EVERY)
+                        await self._duty("sweep_orderings", self._sweep_orderings)
             except DATABASE_ERRORS as exc:
                 self.is_leader = False
                 await self._conn.pause_after_failure(exc)
-            await asyncio.sleep(pause * (0.9 + random.random() / 5))
+            await asyncio.sleep(pause)
 
     async def resign(self) -> None:
         """Give the role back, if this worker has it."""
@@ -116,6 +123,9 @@ class Maintenance:
             await self._duty("sweep", self._sweep)
         if now >= self._reconcile_at and await self._duty("reconcile", self._reconcile):
             self._reconcile_at = now + PRUNE_EVERY
+        self._orderings_in_use = "sweep_orderings" in due
+        if self._orderings_in_use:
+            await self._duty("sweep_orderings", self._sweep_orderings)
         if now >= self._prune_at and await self._duty("prune", self._prune):
             self._prune_at = now + PRUNE_EVERY
         if now >= self._retention_at and await self._duty("retention", self._retention):
@@ -177,6 +187,9 @@ class Maintenance:
                     log.warning("reconcile.not_enqueued", **of_job)
                 else:
                     log.info("reconcile.enqueued", **of_job, reconcile_job=row["reconcile_job"])
+
+    async def _sweep_orderings(self) -> None:
+        await self._conn.fetch(self._sql["sweep_orderings"])
 
     async def _prune(self) -> None:
         while (await self._conn.fetch(self._sql["prune"]))[0]["n"]:

@@ -82,6 +82,21 @@ def test_no_job_finishes_or_gets_an_unheard_of_status_in_place(conn: Conn, old: 
 
 
 @pytest.mark.parametrize("state", ["running", "unknown"])
+@pytest.mark.parametrize(
+    ("key", "reason", "sqlstate"), [("k", "ordering", ""), ("k", "signal", "WF003"), (None, "ordering", "WF003")]
+)
+def test_an_attempt_ends_held_only_in_the_line_of_an_ordering_key(
+    conn: Conn, state: str, key: str | None, reason: str, sqlstate: str
+) -> None:
+    _, job = job_in(conn, state)
+    update = (
+        "update taskq.jobs set status = 'held', held_reason = %s, ordering_key = %s, claimed_by = null,"
+        " claimed_at = null where id = %s"
+    )
+    assert refused(conn, update, reason, key, job) == sqlstate
+
+
+@pytest.mark.parametrize("state", ["running", "unknown"])
 def test_a_claim_changes_hands_only_through_pending(conn: Conn, state: str) -> None:
     _, job = job_in(conn, state)
     other = register(conn)

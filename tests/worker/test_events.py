@@ -48,7 +48,10 @@ LOST: dict[str, tuple[dict[str, Any], bool]] = {
 
 
 def case_of(t: Transition) -> str:
-    """The job of the test below that makes this transition."""
+    """The job of the test below that makes this transition.
+
+    One that goes back to held, because of its ordering key, is told as one that goes back to pending.
+    """
     match t.function, t.target, t.outcome:
         case "claim", _, _:
             return "succeeds"
@@ -64,7 +67,7 @@ def case_of(t: Transition) -> str:
         case _, target, outcome:
             again = {"failed": "retries", "retry_after": "waits", "snoozed": "snoozes", "released": "released"}
             ended = {"failed": "fails", "retry_after": "waits_out", "snoozed": "snoozes_out"}
-            what = (again if target == "pending" else ended)[outcome or ""]
+            what = (again if target in ("pending", "held") else ended)[outcome or ""]
     return what if t.source == "running" else f"late_{what}"
 
 

@@ -211,7 +211,7 @@ RULES: tuple[Guard, ...] = (
         "operate",
         "retry: not what is running or unknown",
         "operate",
-        "if v_job.status <> 'pending' then",
+        "if v_job.status <> 'pending' and v_job.held_reason is distinct from 'ordering' then",
         "if false then",
         OPERATE + "test_only_failed_and_cancelled_jobs_are_reopened",
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from taskq.cli.checks import Check, Finding, Patient, fail, ok, span, warn
 from taskq.version import __version__
 
@@ -13,6 +15,8 @@ UNSERVED = 60.0
 """Seconds that due jobs may wait in a queue without a worker."""
 BEHIND = 300.0
 """Seconds that due jobs may wait in a queue that is served."""
+HALTED = 600.0
+"""Seconds after which a halted ordering key with jobs behind it looks forgotten."""
 PAUSED = 86_400.0
 """Seconds after which a pause with jobs behind it looks forgotten."""
 
@@ -192,6 +196,20 @@ def effects(patient: Patient) -> Finding:
     )
 
 
+def orderings(patient: Patient) -> Finding:
+    """Whether halted ordering keys wait for somebody."""
+    row = patient.database.rows("orderings", HALTED)[0]
+    if not row["n"]:
+        return ok("no ordering key has been halted for long")
+    key = shlex.quote(row["keys"][0])
+    return warn(
+        f"{row['n']:,} ordering keys, the first for {span(row['oldest'])}: {', '.join(map(repr, row['keys']))}",
+        means="a job of the key has failed or is unknown, its task says halt, and what is behind it is held",
+        cure=f"taskq orderings list --halted; then taskq jobs retry the failed job, or: taskq orderings resume {key} "
+        "--reason WHY_THE_REST_MAY_GO_ON; an unknown one: taskq jobs resolve",
+    )
+
+
 CHECKS: dict[str, Check] = {
     "workers": workers,
     "claims": claims,
@@ -202,4 +220,5 @@ CHECKS: dict[str, Check] = {
     "unknown": unknown,
     "effects": effects,
     "suspects": suspects,
+    "orderings": orderings,
 }

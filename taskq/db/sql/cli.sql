@@ -9,7 +9,7 @@ select set_config('statement_timeout', $1, true);
 -- One job by the task's published settings; its id.
 select {{schema}}.enqueue(task => $1::text, payload => $2::text::jsonb, queue => $3::text, priority => $4::int,
          run_in => make_interval(secs => $5::double precision), run_at => $6::timestamptz, unique_key => $7::text,
-         idempotency_key => $8::text)::text as id;
+         idempotency_key => $8::text, ordering_key => $9::text)::text as id;
 
 -- name: has_job
 -- Whether a job is there for this session, at work or finished.
@@ -27,7 +27,7 @@ select j.queue from {{schema}}.jobs j
 -- cancelling was requested, $11 whether the deadline has passed, $12 made before, $13 and $14 the first and last id, $15 as
 -- of when. A null is no condition; conditions on parameters alone are decided once, when the statement is planned.
 select j.id, j.status, j.queue, j.task, j.attempt, j.max_attempts, j.claim_epoch, j.run_at, j.created_at,
-       null::timestamptz as finished_at, j.held_reason, j.deadline, j.cancel_requested_at, j.claimed_by as worker_id, j.tags,
+       null::timestamptz as finished_at, j.held_reason, j.ordering_key, j.deadline, j.cancel_requested_at, j.claimed_by as worker_id, j.tags,
        null::text as error
   from {{schema}}.jobs j
  where ($1::text[] is null or j.status = any ($1::text[])) and ($2::text[] is null or j.queue = any ($2::text[]))
@@ -46,7 +46,7 @@ select j.id, j.status, j.queue, j.task, j.attempt, j.max_attempts, j.claim_epoch
 -- A part of the queries below: finished jobs that a filter names, with the same parameters; "since" and "until" mean the
 -- end, so that partitions of history are left out.
 select h.id, h.status, h.queue, h.task, h.attempt, h.max_attempts, h.claim_epoch, h.run_at, h.created_at,
-       h.finished_at, null::text as held_reason, h.deadline, h.cancel_requested_at, h.worker_id, h.tags,
+       h.finished_at, null::text as held_reason, h.ordering_key, h.deadline, h.cancel_requested_at, h.worker_id, h.tags,
        nullif(concat_ws(': ', h.error ->> 'type', left(h.error ->> 'message', 200)), '') as error
   from {{schema}}.history h
  where ($1::text[] is null or $1::text[] && array['succeeded', 'failed', 'cancelled'] and h.status = any ($1::text[]))
@@ -65,14 +65,14 @@ select h.id, h.status, h.queue, h.task, h.attempt, h.max_attempts, h.claim_epoch
 -- name: newest_jobs
 -- Ids are in the order of enqueueing, so both halves walk a primary key and stop at the limit.
 select a.id::text as id, a.status, a.queue, a.task, a.attempt, a.max_attempts, a.claim_epoch, a.run_at, a.created_at,
-       a.finished_at, a.held_reason, a.deadline, a.cancel_requested_at, a.worker_id::text as worker_id, a.tags, a.error
+       a.finished_at, a.held_reason, a.ordering_key, a.deadline, a.cancel_requested_at, a.worker_id::text as worker_id, a.tags, a.error
   from (({{unfinished}} order by j.id desc limit $16::int) union all ({{finished}} order by h.id desc limit $16::int)) a
  order by a.id desc limit $16::int;
 
 -- name: oldest_jobs
 -- The same from the other end.
 select a.id::text as id, a.status, a.queue, a.task, a.attempt, a.max_attempts, a.claim_epoch, a.run_at, a.created_at,
-       a.finished_at, a.held_reason, a.deadline, a.cancel_requested_at, a.worker_id::text as worker_id, a.tags, a.error
+       a.finished_at, a.held_reason, a.ordering_key, a.deadline, a.cancel_requested_at, a.worker_id::text as worker_id, a.tags, a.error
   from (({{unfinished}} order by j.id limit $16::int) union all ({{finished}} order by h.id limit $16::int)) a
  order by a.id limit $16::int;
 
@@ -159,10 +159,37 @@ select a.id::text as id, a.status, a.task, a.created_at from {{schema}}.all_jobs
 select a.id::text as id, a.status, a.held_reason, a.task, a.queue, a.priority, a.attempt, a.max_attempts, a.recoveries,
        a.retry_afters, a.snoozes, a.releases, a.claim_epoch, a.generation, a.pruned_attempts, a.effect_class, a.policy_id,
        a.worker_id::text as worker_id, w.name as worker, a.created_at, a.run_at, a.deadline, a.claimed_at,
-       a.cancel_requested_at, a.finished_at, a.unique_scope, a.unique_key, a.tags, a.meta, a.payload, a.result, a.error
+       a.cancel_requested_at, a.finished_at, a.unique_scope, a.unique_key, a.ordering_key, a.tags,
+       a.meta, a.payload, a.result, a.error
   from {{schema}}.all_jobs a left join {{schema}}.workers w on w.id = a.worker_id
  where a.id = $1::text::uuid
    and (a.finished_at is null or a.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day');
+
+-- name: line
+-- For an unfinished job with an ordering key: its place among those that wait, how many those are, who has the turn, and
+-- what halts the key for it.
+select case when j.status = 'held' then (select count(*)::int from {{schema}}.jobs o
+         where o.ordering_key = j.ordering_key and o.status = 'held' and o.id <= j.id) end as place,
+       (select count(*)::int from {{schema}}.jobs o where o.ordering_key = j.ordering_key and o.status = 'held') as waiting,
+       t.id::text as turn, t.status as turn_status,
+       (select min(h.job_id::text) from {{schema}}.ordering_halts h where h.key = j.ordering_key and h.job_id < j.id) as halted_by
+  from {{schema}}.jobs j left join {{schema}}.jobs t on t.ordering_key = j.ordering_key
+   and (t.status in ('pending', 'running') or t.status = 'unknown' and t.ordering_halt)
+ where j.id = $1::text::uuid and j.ordering_key is not null;
+
+-- name: orderings
+-- Ordering keys in use, with $1 only those that are halted, the longest lines first.
+select l.ordering_key, l.job_id::text as job_id, l.status, l.task, l.queue, l.waiting::int as waiting,
+       l.first_waiting::text as first_waiting, l.waiting_since, l.halted_by::text as halted_by, l.halted_at
+  from {{schema}}.ordering_lines l where not $1::boolean or l.halted_by is not null or l.status = 'unknown'
+ order by l.waiting desc, l.ordering_key limit $2::int;
+
+-- name: line_of_key
+-- One key's line.
+select l.job_id::text as job_id, l.status, l.waiting::int as waiting from {{schema}}.ordering_lines l where l.ordering_key = $1::text;
+
+-- name: resume_ordering
+select {{schema}}.resume_ordering($1::text, $2::text, $3::text) as answer;
 
 -- name: attempts
 -- Every ended attempt of one job, in order.

@@ -5,7 +5,7 @@
 -- name: enqueue_many
 -- Enqueues a batch in one statement; one row for each job, in input order.
 select e.job_id, e.inserted
-  from {{schema}}.enqueue_many($1::text::jsonb, $2::int[], $3::text[], $4::text[], $5::text[], $6::text) e;
+  from {{schema}}.enqueue_many($1::text::jsonb, $2::int[], $3::text[], $4::text[], $5::text[], $6::text, $7::text[]) e;
 
 -- name: ensure_policy
 -- Stores a policy once; in a transaction of its own, so that the caller's open one blocks nobody.
@@ -24,7 +24,7 @@ select j.status, null, null, false from {{schema}}.jobs j where j.id = $1::text:
 -- All about one job, in one snapshot; the same bound on history.
 select a.id::text as id, a.task, a.queue, a.status, a.held_reason, a.priority, a.attempt, a.max_attempts, a.recoveries, a.retry_afters,
        a.snoozes, a.releases, a.claim_epoch, a.generation, a.effect_class, a.policy_id, a.worker_id::text as worker_id, a.created_at,
-       a.run_at, a.deadline, a.claimed_at, a.cancel_requested_at, a.finished_at, a.unique_scope, a.unique_key, a.tags,
+       a.run_at, a.deadline, a.claimed_at, a.cancel_requested_at, a.finished_at, a.unique_scope, a.unique_key, a.ordering_key, a.tags,
        a.payload::text as payload, a.result::text as result, a.error::text as error, a.meta::text as meta
   from {{schema}}.all_jobs a
  where a.id = $1::text::uuid

@@ -176,3 +176,13 @@ select count(*)::int as n, count(*) filter (where s.stands)::int as standing,
 -- Jobs that were on a lost worker twice or more, and wait to be run alone.
 select count(*)::int as n, (array_agg(distinct j.task))[1:5] as tasks from {{schema}}.jobs j
  where j.status = 'pending' and j.recoveries >= 2;
+
+-- name: orderings
+-- Ordering keys that have been halted for more than $1 seconds, by a failed job or an unknown outcome.
+select count(*)::int as n, extract(epoch from {{schema}}.now() - min(k.since))::float8 as oldest, (array_agg(k.key order by k.since))[1:3] as keys
+  from (select a.key, min(a.since) as since from (
+          select h.key, h.halted_at as since from {{schema}}.ordering_halts h
+          union all
+          select j.ordering_key, j.claimed_at from {{schema}}.jobs j where j.ordering_key is not null and j.status = 'unknown' and j.ordering_halt) a
+         group by a.key) k
+ where k.since < {{schema}}.now() - make_interval(secs => $1::double precision);

@@ -96,8 +96,12 @@ select job_id, settled, why, task, queue, claim_epoch, attempt, worker_id from {
 -- Unknown attempts whose task has a hook now and which have never been asked about, after a job's id, a bounded number.
 select job_id, task, queue, claim_epoch, attempt, reconcile_job from {{schema}}.reconcile_missing($1);
 
+-- name: sweep_orderings
+-- Ordering keys whose turn could not be given at once, or whose next job has become due.
+select {{schema}}.sweep_orderings() as n;
+
 -- name: prune
--- Expired keys and old worker rows.
+-- Expired keys, ordering keys without jobs, and old worker rows.
 select {{schema}}.prune() as n;
 
 -- name: ensure_partitions
