@@ -73,7 +73,7 @@ property: $(VENV)/.dev ## Many random programs against the model (about half an 
 	TASKQ_PROPERTY_EXAMPLES=$(PROPERTY_EXAMPLES) $(PYTEST) -s tests/model
 
 .PHONY: model
-model: ## Search the model of claims, effects and losses: every state, then every broken design (two minutes)
+model: ## Search the model of claims, effects and losses: every state, then every broken design (half a minute)
 	$(PYTHON) -m docs.model
 	$(PYTHON) -m docs.model --mutations
 
