@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from taskq.effects import EffectInfo, Ref, TerminalEffect
     from taskq.errors import (
         AlreadyResolved,
+        CheckpointConflict,
+        CommitNotConfirmed,
         ConfigurationError,
         DatabaseUnavailable,
         EffectsUnsettled,
@@ -27,11 +29,13 @@ if TYPE_CHECKING:
         JobCancelled,
         JobFailed,
         JobNotFound,
+        OwnershipNotProven,
         PayloadError,
         ResultTimeout,
         StaleAttempt,
         TaskDefinitionError,
         TaskQError,
+        TransactionalStepUnsupported,
         UniqueKeyHeld,
         WrongState,
     )
@@ -40,10 +44,13 @@ if TYPE_CHECKING:
     from taskq.policy import ExecutionPolicy, PolicyLayer, Retry, constant, exponential, linear
     from taskq.reconcile import DidNotHappen, Happened, ReconcileContext, StillUnknown
     from taskq.tasks import BoundTask, Task
+    from taskq.transaction import SyncTransaction, Transaction
 
 __all__ = [
     "AlreadyResolved",
     "BoundTask",
+    "CheckpointConflict",
+    "CommitNotConfirmed",
     "ConfigurationError",
     "DatabaseUnavailable",
     "DidNotHappen",
@@ -63,6 +70,7 @@ __all__ = [
     "JobNotFound",
     "JobRequest",
     "OutcomeUnknown",
+    "OwnershipNotProven",
     "PayloadError",
     "PolicyLayer",
     "ReconcileContext",
@@ -73,11 +81,14 @@ __all__ = [
     "Snooze",
     "StaleAttempt",
     "StillUnknown",
+    "SyncTransaction",
     "Task",
     "TaskDefinitionError",
     "TaskQ",
     "TaskQError",
     "TerminalEffect",
+    "Transaction",
+    "TransactionalStepUnsupported",
     "UniqueKeyHeld",
     "WrongState",
     "constant",
@@ -96,6 +107,8 @@ _HOMES = {
     ),
     "taskq.errors": (
         "AlreadyResolved",
+        "CheckpointConflict",
+        "CommitNotConfirmed",
         "ConfigurationError",
         "DatabaseUnavailable",
         "EffectsUnsettled",
@@ -106,11 +119,13 @@ _HOMES = {
         "JobCancelled",
         "JobFailed",
         "JobNotFound",
+        "OwnershipNotProven",
         "PayloadError",
         "ResultTimeout",
         "StaleAttempt",
         "TaskDefinitionError",
         "TaskQError",
+        "TransactionalStepUnsupported",
         "UniqueKeyHeld",
         "WrongState",
     ),
@@ -140,6 +155,10 @@ _HOMES = {
     "taskq.tasks": (
         "BoundTask",
         "Task",
+    ),
+    "taskq.transaction": (
+        "SyncTransaction",
+        "Transaction",
     ),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -319,6 +319,46 @@ class ReconcileAnswerInvalid(TaskQError):
     """A reconcile hook returned what is no answer, or a result that is none of its task's; nothing was resolved."""
 
 
+class OwnershipNotProven(TaskQError):
+    """``ctx.assert_owned()`` could not ask the database, so nobody knows whether the attempt is still this worker's."""
+
+
+class CheckpointConflict(TaskQError):
+    """The checkpoint stands at another version than the one that was to be replaced; nothing was saved.
+
+    Attributes:
+        version: The version that stands; 0 for none yet.
+        value: What it holds, in JSON's own types.
+    """
+
+    def __init__(self, message: str, *, version: int, value: Any) -> None:
+        super().__init__(message)
+        self.version = version
+        self.value = value
+
+
+class CheckpointNotLoaded(TaskQError):
+    """The body asked for its checkpoint before it was loaded: ``await ctx.load_checkpoint()`` first."""
+
+
+class TransactionalStepUnsupported(TaskQError):
+    """``ctx.transaction()`` cannot hold what it promises here, on no attempt; nothing of the block has run."""
+
+
+class TransactionEndedInside(TaskQError):
+    """The block of ``ctx.transaction()`` ended its own transaction, by COMMIT or ROLLBACK; the job was not completed.
+
+    What the block had committed by itself stays. It is not tried again, which would do that twice.
+    """
+
+
+class CommitNotConfirmed(TaskQError):
+    """The answer to the COMMIT of ``ctx.transaction()`` was lost, and nobody could be asked yet what became of it.
+
+    Whatever the body does after that, the attempt ends by what the database says once it can be asked.
+    """
+
+
 class UnknownTask(TaskQError):
     """The application has no task of that name."""
 

@@ -31,6 +31,10 @@ def report(total: float, **percent: float) -> dict[str, Any]:
         "worker/lease",
         "migrate/files",
         "app",
+        "idempotency",
+        "checkpoints",
+        "plain_calls",
+        "worker/safe_block",
     )
     at = {f"taskq/{name}.py": percent.get(name.split("/")[-1], 100.0) for name in names}
     files = {

@@ -231,7 +231,7 @@ def test_without_a_database_the_first_use_says_what_to_do(monkeypatch: pytest.Mo
 
 def test_a_context_of_a_plain_call() -> None:
     ctx = JobContext.local("t")
-    assert ctx.idempotency_key == f"taskq-{ctx.job_id}"
+    assert ctx.idempotency_key == ctx.idempotency_key == str(ctx.job_id)
     assert ctx.meta == {}
     ctx.raise_if_cancelled()
     ctx.cancel_requested = True

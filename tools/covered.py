@@ -23,6 +23,10 @@ DECIDING: Final = (
     "taskq/transitions.py",
     "taskq/worker/disposition.py",
     "taskq/worker/lease.py",
+    "taskq/idempotency.py",
+    "taskq/checkpoints.py",
+    "taskq/plain_calls.py",
+    "taskq/worker/safe*.py",
     "taskq/migrate/*",
 )
 """Modules that decide what happens to a job or a schema: every line and branch of them is run."""

@@ -35,11 +35,12 @@ from guards.laws import LAWS  # noqa: E402
 from guards.ordering import ORDERING  # noqa: E402
 from guards.record import RECORD  # noqa: E402
 from guards.rules import RULES  # noqa: E402
+from guards.safe import SAFE  # noqa: E402
 from servers import serve  # noqa: E402
 
 from taskq import migrate  # noqa: E402
 
-GUARDS: tuple[Guard, ...] = (*RECORD, *FENCES, *LAWS, *RULES, *ORDERING, *AROUND, *OF_EFFECTS)
+GUARDS: tuple[Guard, ...] = (*RECORD, *FENCES, *LAWS, *RULES, *SAFE, *ORDERING, *AROUND, *OF_EFFECTS)
 AT_ONCE = max(2, (os.cpu_count() or 2))
 
 

@@ -111,7 +111,7 @@ def show_(
     if as_json:
         print_json({**row, "line": line[0] if line else None, "attempts": attempts, "audit": audit, "effects": effects})
         return ExitCode.OK
-    values = ("payload", "result", "error", "meta")
+    values = ("payload", "checkpoint", "result", "error", "meta")
     facts = [{"what": k.replace("_", " "), "is": v} for k, v in row.items() if k not in values and v not in (None, [])]
     if line:
         facts.append({"what": "line", "is": _place(line[0])})

@@ -10,8 +10,8 @@ import asyncio
 import os
 import select
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -23,7 +23,7 @@ from taskq.db.dsn import Dsn, connection_error, describe_dsn, parse_dsn
 from taskq.db.queries import load
 from taskq.errors import PoolerInBetween, SyncCallInEventLoop
 
-__all__ = ["AsyncPool", "SyncPool", "connect_async", "connect_sync", "refuse_in_event_loop"]
+__all__ = ["AsyncPool", "SyncPool", "connect_async", "connect_sync", "drop", "refuse_in_event_loop"]
 
 AsyncConnection: TypeAlias = Any  # asyncpg has no types
 CONNECT_TIMEOUT: Final = 10.0
@@ -49,12 +49,24 @@ class AsyncPool:
         dsn: Where the database is.
         size: The most connections.
         name: What ``pg_stat_activity`` shows as application_name.
+        resets: Whether a connection's session is reset as it comes back; for those that are lent to code of others.
+        on_open: Called with each connection that was opened.
     """
 
-    def __init__(self, dsn: str, *, size: int = 10, name: str = "taskq") -> None:
+    def __init__(
+        self,
+        dsn: str,
+        *,
+        size: int = 10,
+        name: str = "taskq",
+        resets: bool = False,
+        on_open: Callable[[AsyncConnection], object] | None = None,
+    ) -> None:
         self._dsn = parse_dsn(dsn)
         self._size = size
         self._name = name
+        self._resets = resets
+        self._on_open = on_open
         self._pid = os.getpid()
         self._pools: WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = WeakKeyDictionary()
 
@@ -83,6 +95,17 @@ class AsyncPool:
         if pool is not None and self._pid == os.getpid():
             await pool.close()
 
+    async def terminate(self) -> None:
+        """Close this loop's pool at once, whoever still holds a connection of it."""
+        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None and self._pid == os.getpid():
+            pool.terminate()
+
+    async def _opened(self, conn: AsyncConnection) -> None:
+        await _refuse_pooler(conn)
+        if self._on_open is not None:
+            self._on_open(conn)
+
     async def _pool(self) -> Any:
         if self._pid != os.getpid():
             self._pools = WeakKeyDictionary()
@@ -97,12 +120,18 @@ class AsyncPool:
                 max_size=self._size,
                 timeout=_timeout(self._dsn),
                 server_settings={"application_name": self._name, **OWN_SETTINGS},
-                init=_refuse_pooler,
+                init=self._opened,
                 # Nothing of a session is changed here, so that a release need not cost a round trip to reset it.
-                reset=_leave_as_it_is,
+                reset=None if self._resets else _leave_as_it_is,
             )
         await pool
         return pool
+
+
+def drop(conn: AsyncConnection) -> None:
+    """Close a connection of a pool at once; one that was lost has gone back already, and says so."""
+    with suppress(asyncpg.InterfaceError):
+        conn.terminate()
 
 
 async def _leave_as_it_is(_: AsyncConnection) -> None:

@@ -157,6 +157,10 @@ class Outbox:
         self._ends.append(end)
         self._unconfirmed[key] = end
 
+    def park(self, end: End) -> None:
+        """Keep an attempt unconfirmed that is not to be sent, until ``confirmed`` is called with it."""
+        self._unconfirmed[(end.job_id, end.claim_epoch)] = end
+
     def take(self) -> list[End]:
         """The next batch, all of one worker id."""
         if self._halves:

@@ -64,7 +64,13 @@ class FencedOut:
 UnknownReason = Literal["timed_out", "process_died", "shutdown", "told", "not_confirmed"]
 ReleaseReason = Literal["shutdown", "lease", "stale", "stopped"]
 BodyEnd = Returned | Raised | RaisedElsewhere | Interrupted | Unproven | FencedOut
-_FINAL: Final = frozenset(map(kind_name, (errors.PayloadError, errors.ResultNotStorable)))
+_LAST: Final = (
+    errors.PayloadError,
+    errors.ResultNotStorable,
+    errors.TransactionEndedInside,
+    errors.TransactionalStepUnsupported,
+)
+_FINAL: Final = frozenset(map(kind_name, _LAST))
 """Errors of a child process after which trying again cannot help."""
 _MISFIT: Final = kind_name(errors.PayloadMisfit)
 _UNKNOWN: Final = kind_name(OutcomeUnknown)
@@ -135,8 +141,8 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
             return Disposition("snooze", error=_reason(later), delay=later.delay)
         case Raised(errors.PayloadMisfit() as exc):
             return _misfit(claim, policy, errors.describe(exc))
-        case Raised(errors.PayloadError() | errors.ResultNotStorable() as exc):
-            # Trying again cannot help: the arguments stay as they are, and the work of the body was done.
+        case Raised(exc) if issubclass(type(exc), _LAST):
+            # Trying again cannot help: the arguments and the code stay as they are, or the body's work was done.
             return Disposition("failed", error=errors.describe(exc))
         case Raised(exc):
             return _failure(claim, policy, exc)
@@ -147,7 +153,14 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
     raise AssertionError(end)
 
 
-_OWN_WORD: Final = (errors.JobCancelled, RetryAfter, Snooze, errors.ResultNotStorable)
+_OWN_WORD: Final = (
+    errors.JobCancelled,
+    RetryAfter,
+    Snooze,
+    errors.ResultNotStorable,
+    errors.TransactionEndedInside,
+    errors.TransactionalStepUnsupported,
+)
 """What a side-effecting body may raise that means the same as from any other."""
 
 

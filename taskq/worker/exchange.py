@@ -139,6 +139,12 @@ class Exchanger:
         self._next_claim = 0.0
         self._event.set()
 
+    def ended_elsewhere(self, claim: Claim) -> None:
+        """An attempt has ended, and was told to the database by other means than the exchange."""
+        if self._alone == (claim.job_id, claim.claim_epoch):
+            self._alone = None
+        self.nudge()
+
     @property
     def claiming(self) -> bool:
         """Whether anything may be claimed."""

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from taskq import errors
-from taskq.context import JobContext
+from taskq.context import BodyServices, JobContext
 from taskq.policy import ExecutionPolicy
 from taskq.tasks import Task
 from taskq.telemetry import get_logger
@@ -85,6 +85,8 @@ class Executor:
         self._closing = False
         self._launch = launch or Launch()
         self._threads_left = 0
+        self.services: BodyServices | None = None
+        """What contexts ask for ownership, checkpoints and transactions."""
         self.running: dict[UUID, Running] = {}
         self.mean_seconds = 1.0
         """A moving mean of how long bodies take."""
@@ -265,7 +267,7 @@ class Executor:
             return
         task = self._tasks[claim.task]
         claim.started = now
-        run = Running(claim, policy, _context(claim), now)
+        run = Running(claim, policy, _context(claim, self.services), now)
         run.task = me
         self.running[claim.job_id] = run
         self._empty.clear()
@@ -398,7 +400,7 @@ class Executor:
         return future.result()
 
 
-def _context(claim: Claim) -> JobContext:
+def _context(claim: Claim, services: BodyServices | None) -> JobContext:
     """What the body of a claim is told of its attempt."""
     return JobContext(
         job_id=claim.job_id,
@@ -411,6 +413,8 @@ def _context(claim: Claim) -> JobContext:
         worker_id=claim.worker_id,
         deadline=claim.deadline,
         meta=claim.meta,
+        key_generation=claim.key_generation,
+        services=services,
     )
 
 

@@ -161,6 +161,10 @@ class LeaseKeeper(threading.Thread):
         """Seconds until this worker must have stopped, as far as it knows."""
         return self._deadline - boot_clock()
 
+    def holds_for(self, worker_id: UUID | None) -> bool:
+        """Whether that registration is the one that is renewed, and its lease has not run out by this clock."""
+        return worker_id is not None and self._worker_id == worker_id and self.remaining > 0
+
     def renew_soon(self) -> None:
         """Renew now instead of at the next turn."""
         self._now.set()

@@ -30,6 +30,9 @@ from taskq.worker.options import WorkerOptions
 from taskq.worker.policies import PolicyCache
 from taskq.worker.process_pool import Launch
 from taskq.worker.registration import Identity, Registration
+from taskq.worker.safe import SafeBodies
+from taskq.worker.safe_block import Blocks
+from taskq.worker.safe_settle import BlockSettler
 from taskq.worker.shutdown import LAST_WORDS, Shutdown
 from taskq.worker.wake import Listener
 
@@ -83,6 +86,9 @@ class Parts:
     keeper: LeaseKeeper
     shutdown: Shutdown
     listener: Listener
+    blocks: Blocks
+    safe: SafeBodies
+    settler: BlockSettler
 
     def vitals(self, options: WorkerOptions) -> Vitals:
         """What the health endpoint looks at."""
@@ -136,7 +142,13 @@ class Parts:
             await asyncio.to_thread(self.keeper.join, LAST_WORDS)
         for conn in (self.conn, self.side, self.upkeep):
             await conn.close()
+        await self._close_safe()
         return True
+
+    async def _close_safe(self) -> None:
+        self.settler.close()
+        await self.blocks.close()
+        await self.safe.close()
 
     async def _close_at_once(self, running: Sequence[asyncio.Task[Any]]) -> None:
         """Their jobs may start elsewhere soon: wait for nothing that a body or the database could hold up."""
@@ -150,7 +162,7 @@ class Parts:
                 await self.starts.close()
                 await self.registration.close()
                 closing = (c.close() for c in (self.conn, self.side, self.upkeep))
-                await asyncio.gather(*running, *closing, return_exceptions=True)
+                await asyncio.gather(*running, *closing, self._close_safe(), return_exceptions=True)
 
 
 def build_parts(
@@ -243,6 +255,12 @@ def build_parts(
         on_expiring=hooks.expiring,
     )
     registration.keeper = keeper
+    blocks = Blocks(queries=queries, dsn=dsn, tasks=tasks, concurrency=options.concurrency, patience=patience)
+    safe = SafeBodies(
+        queries=queries, dsn=dsn, lease=keeper, blocks=blocks, concurrency=options.concurrency, patience=patience
+    )
+    executor.services = safe
+    settler = BlockSettler(blocks, executor, outbox, exchanger, counts, hooks.body_ended)
     shutdown = Shutdown(
         queries=queries,
         conn=side,
@@ -278,4 +296,7 @@ def build_parts(
         keeper=keeper,
         shutdown=shutdown,
         listener=listener,
+        blocks=blocks,
+        safe=safe,
+        settler=settler,
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 from uuid import UUID
 
 from taskq.context import JobContext
-from taskq.errors import UnsupportedInProcess
+from taskq.errors import TransactionalStepUnsupported, UnsupportedInProcess
 from taskq.worker.claims import Claim
 
 AVAILABLE: Final = frozenset(
@@ -27,6 +27,8 @@ AVAILABLE: Final = frozenset(
         "queue",
         "raise_if_cancelled",
         "task",
+        "transaction",
+        "transaction_sync",
         "worker_id",
     }
 )
@@ -41,6 +43,28 @@ class ProcessContext(JobContext):
     """
 
     __slots__ = ()
+
+    def transaction(self) -> NoReturn:
+        """Refused, by its own name.
+
+        Raises:
+            TransactionalStepUnsupported: Always.
+        """
+        self._refuse("transaction")
+
+    def transaction_sync(self) -> NoReturn:
+        """Refused, by its own name.
+
+        Raises:
+            TransactionalStepUnsupported: Always.
+        """
+        self._refuse("transaction_sync")
+
+    def _refuse(self, call: str) -> NoReturn:
+        raise TransactionalStepUnsupported(
+            f"ctx.{call}() needs the worker's own process, which settles a lost COMMIT, and this body runs in a child "
+            "(process=True); leave process=True out, or split what computes from what writes into two tasks"
+        )
 
     def __getattribute__(self, name: str) -> Any:
         if name.startswith("_") or name in AVAILABLE or not hasattr(JobContext, name):
@@ -64,6 +88,7 @@ def told(claim: Claim) -> dict[str, Any]:
         "worker_id": str(claim.worker_id),
         "deadline": None if claim.deadline is None else claim.deadline.isoformat(),
         "meta": claim.meta,
+        "key_generation": claim.key_generation,
     }
 
 

@@ -288,6 +288,8 @@ class Worker:
         if isinstance(end, FencedOut):
             fenced_out(self.counts, claim)
             return
+        if self.parts.settler.takes(claim, policy, end):
+            return
         # What is unknown stays open for what its body still says.
         if self.parts.shutdown.is_abandoned(claim) and not claim.is_unknown:
             return

@@ -58,7 +58,7 @@ async def add_async(a: int, b: int) -> list[int]:
 def told(ctx: JobContext) -> dict[str, Any]:
     missing = ""
     try:
-        ctx.transaction()
+        ctx.assert_owned_sync()
     except AttributeError as exc:
         missing = type(exc).__name__
     return {

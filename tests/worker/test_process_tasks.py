@@ -88,7 +88,7 @@ async def test_what_a_context_is_told_in_a_child(run_worker: RunWorker, aconn: a
     assert told == {
         "job": str(job.id),
         "attempt": [1, 1, 1, 0],
-        "key": f"taskq-{job.id}",
+        "key": str(job.id),
         "queue": "default",
         "meta": {"trace": "t"},
         "cancelled": False,

@@ -21,6 +21,7 @@ FILES = {
     "reconcile": "00.01.00_10_pre_reconcile.sql",
     "effects": "00.01.00_11_pre_terminal_effects.sql",
     "ordering": "00.01.00_13_pre_ordering.sql",
+    "checkpoints": "00.01.00_12_pre_checkpoints.sql",
     "invariants": "00.01.00_18_pre_invariants.sql",
     "roles": "00.01.00_19_pre_roles.sql",
 }

@@ -159,8 +159,8 @@ select a.id::text as id, a.status, a.task, a.created_at from {{schema}}.all_jobs
 select a.id::text as id, a.status, a.held_reason, a.task, a.queue, a.priority, a.attempt, a.max_attempts, a.recoveries,
        a.retry_afters, a.snoozes, a.releases, a.claim_epoch, a.generation, a.pruned_attempts, a.effect_class, a.policy_id,
        a.worker_id::text as worker_id, w.name as worker, a.created_at, a.run_at, a.deadline, a.claimed_at,
-       a.cancel_requested_at, a.finished_at, a.unique_scope, a.unique_key, a.ordering_key, a.tags,
-       a.meta, a.payload, a.result, a.error
+       a.cancel_requested_at, a.finished_at, a.unique_scope, a.unique_key, a.ordering_key, a.checkpoint_version, a.tags,
+       a.meta, a.payload, a.checkpoint, a.result, a.error
   from {{schema}}.all_jobs a left join {{schema}}.workers w on w.id = a.worker_id
  where a.id = $1::text::uuid
    and (a.finished_at is null or a.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day');

@@ -109,3 +109,40 @@ select {{schema}}.ensure_partitions() as n;
 
 -- name: drop_expired_partition
 select {{schema}}.drop_expired_partition() as name;
+
+-- What bodies ask for dangerous work, beside the exchange. Arguments and answers are text where a body may have taught its
+-- connection other ways with uuid or jsonb.
+
+-- name: owned
+-- Whether an attempt is still its worker's: the claim stands and the lease holds.
+select exists (
+  select from {{schema}}.jobs j join {{schema}}.workers w on w.id = j.claimed_by
+   where j.id = $2::text::uuid and j.claimed_by = $1::text::uuid and j.claim_epoch = $3::bigint and j.status = 'running'
+     and w.status in ('live', 'draining') and w.lease_expires_at > {{schema}}.now()) as owned;
+
+-- name: checkpoint
+-- Move a checkpoint by compare-and-swap.
+select answer, version, value from {{schema}}.checkpoint($1::text::uuid, $2::text::uuid, $3::bigint, $4::int, $5::text::jsonb);
+
+-- name: load_checkpoint
+-- What earlier attempts, or this one, have saved; no row where the attempt is not the worker's.
+select coalesce(j.checkpoint_version, 0) as version, j.checkpoint::text as value from {{schema}}.jobs j
+ where j.id = $2::text::uuid and j.claimed_by = $1::text::uuid and j.claim_epoch = $3::bigint and j.status = 'running';
+
+-- name: begin_inside
+-- The first statement of a body's own transaction: which one it is, and whether the attempt may still end in it. The server
+-- notices within 30 seconds that its client's machine has gone.
+select pg_current_xact_id()::text as xid, exists (
+    select from {{schema}}.jobs j where j.id = $2::text::uuid and j.claimed_by = $1::text::uuid and j.claim_epoch = $3::bigint
+       and j.status in ('running', 'unknown')) as owned,
+  set_config('tcp_keepalives_idle', '15', true), set_config('tcp_keepalives_interval', '5', true),
+  set_config('tcp_keepalives_count', '3', true);
+
+-- name: end_inside
+-- The last statement of a body's own transaction. From here on it is rolled back if nothing more comes.
+select {{schema}}.end_inside($1::text::uuid, $2::text::uuid, $3::bigint, $4::bigint, $5::text::jsonb, $6::text) as answer,
+  set_config('idle_in_transaction_session_timeout', '30s', true);
+
+-- name: ended_inside
+-- What became of a transaction whose commit was not answered; waits until it is over.
+select {{schema}}.ended_inside($1::text::uuid, $2::text::uuid, $3::bigint, $4::bigint) as answer;
