@@ -159,6 +159,7 @@ class TaskQ:
         max_retry_afters: int | Unset = UNSET,
         max_snoozes: int | Unset = UNSET,
         effects: Iterable[TerminalEffect] | Unset = UNSET,
+        ordering: Ordering | Unset | None = UNSET,
         process: bool = False,
     ) -> ReconciledDecorator[R]: ...
     def task(

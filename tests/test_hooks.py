@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import typing
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError
 from datetime import UTC, datetime
@@ -57,11 +59,15 @@ def loose(order, cents, note, verbose=False):  # type: ignore[no-untyped-def]
     return DidNotHappen()
 
 
+def anything(order: object, cents: Any, note: str | None) -> DidNotHappen:
+    return DidNotHappen()
+
+
 def rest(order: int, **more: Any) -> DidNotHappen:
     return DidNotHappen()
 
 
-@pytest.mark.parametrize("hook", [same, told, loose, rest, lambda order, cents, note: DidNotHappen()])
+@pytest.mark.parametrize("hook", [same, told, loose, anything, rest, lambda order, cents, note: DidNotHappen()])
 def test_a_hook_takes_the_parameters_of_its_task(hook: Hook) -> None:
     app = declare(hook)
     assert sorted(app.tasks) == ["charge", "charge:reconcile"]
@@ -93,6 +99,12 @@ def test_its_retry_can_be_chosen() -> None:
         declare(same, reconcile_retry=3)
     with pytest.raises(TaskDefinitionError, match="give reconcile= as well"):
         TaskQ().task(reconcile_retry=retry)
+
+
+def test_a_type_checker_is_told_of_every_option_with_a_hook_and_without() -> None:
+    with_options = [set(inspect.signature(o).parameters) for o in typing.get_overloads(TaskQ.task)][-2:]
+    assert with_options[0] == with_options[1]
+    assert "reconcile" in with_options[0]
 
 
 # What does not --------------------------------------------------------------------------------------------------------
@@ -177,7 +189,7 @@ def test_a_hook_sees_what_the_body_saw() -> None:
             task,
             hook,
             hook is told,
-            __import__("inspect").signature(lambda order, cents=100, *, note=None: 0),
+            inspect.signature(lambda order, cents=100, *, note=None: 0),
         )
         row = ('{"order": 7}', 2, 1, 1, since, "told")
         asked = made.question([row], UUID(int=5), 3)

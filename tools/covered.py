@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 DECIDING: Final = (
     "taskq/policy.py",
     "taskq/effects.py",
+    "taskq/reconcile.py",
+    "taskq/reconcile_hooks.py",
     "taskq/promises.py",
     "taskq/transitions.py",
     "taskq/worker/disposition.py",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
 import asyncpg
 import pytest
-from worker_kit import Events, Gates, RunWorker, outcomes, status_of, until_status
+from worker_kit import BOUND, Events, Gates, RunWorker, outcomes, status_of, until_status
 
 from taskq import (
     AlreadyResolved,
@@ -259,26 +260,35 @@ async def test_a_deploy_that_adds_the_hook_has_it_asked_about_older_attempts(
     assert told["job_id"] == str(job)
 
 
+@pytest.mark.parametrize("sync", [True, False])
 async def test_a_decision_while_the_hook_is_asked_stands(
-    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, events: Events
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, events: Events, sync: bool
 ) -> None:
+    opened = threading.Event()
+
     async def look(n: int, text: str) -> Happened[int]:
         await gates.wait()
         return Happened(99)
 
-    declare(app, look)
+    def look_sync(n: int, text: str) -> Happened[int]:
+        gates.reached.append("gate")
+        assert opened.wait(BOUND)
+        return Happened(99)
+
+    declare(app, look_sync if sync else look)
     await publish(app, aconn)
     job = await make_unknown(app, aconn)
     async with run_worker():
         await gates.until_reached()
         assert await app.resolve(job, happened=True, result=1, reason="seen at the provider") == "succeeded"
         gates.open()
-        ask = await until_status(aconn, (await asking(aconn, job))["id"], "succeeded", "running", "pending")
-        ask = await until_status(aconn, ask["id"], "succeeded")
+        opened.set()
+        ask = await until_status(aconn, (await asking(aconn, job))["id"], "succeeded")
     assert (await app.get(job)).result == 1  # type: ignore[union-attr]
     assert '"answer": "overtaken"' in ask["result"]
+    assert await outcomes(aconn, ask["id"]) == ["succeeded"]
     [told] = events.of("reconcile.overtaken")
-    assert "was resolved before" in told["why"]
+    assert f"the outcome of job {job} was resolved before: succeeded, by" in told["why"]
     assert await aconn.fetchval("select count(*) from taskq.audit where action = 'resolve'") == 1
 
 
@@ -308,6 +318,7 @@ async def test_an_answer_for_an_old_attempt_does_not_touch_the_new_one(
         first = await aconn.fetchval("select reconcile_job from taskq.unknowns where claim_epoch = 1")
         row = await until_status(aconn, first, "succeeded")
         assert '"answer": "overtaken"' in row["result"]
+        assert await outcomes(aconn, first) == ["succeeded"]
         assert await status_of(aconn, job) == "unknown"
         await gates.until_reached("attempt 2")
         gates.open("attempt 2")
@@ -316,11 +327,12 @@ async def test_an_answer_for_an_old_attempt_does_not_touch_the_new_one(
     assert "the decision is about attempt 1" in told["why"]
 
 
+@pytest.mark.parametrize("sync", [True, False])
 async def test_a_hook_is_not_asked_about_what_was_resolved_before(
-    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, sync: bool
 ) -> None:
     provider = Provider(Happened(1))
-    declare(app, hook_of(provider, sync=True))
+    declare(app, hook_of(provider, sync=sync))
     await publish(app, aconn)
     job = await make_unknown(app, aconn)
     await app.resolve(job, happened=True, result=4, reason="seen", claim_epoch=1)
@@ -333,6 +345,20 @@ async def test_a_hook_is_not_asked_about_what_was_resolved_before(
     async with run_worker():
         await until_status(aconn, (await asking(aconn, job))["id"], "succeeded")
     assert (provider.asked, (await app.get(job)).result) == ([], 4)  # type: ignore[union-attr]
+
+
+async def test_a_hook_is_not_asked_about_an_attempt_that_did_not_happen_and_waits_to_be_run_again(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    provider = Provider(Happened(1))
+    declare(app, hook_of(provider, sync=False))
+    await publish(app, aconn)
+    job = await make_unknown(app, aconn)
+    await app.resolve(job, happened=False, reason="the key is closed")
+    await aconn.execute("update taskq.jobs set run_at = now() + interval '1 hour' where id = $1", job)
+    async with run_worker():
+        await until_status(aconn, (await asking(aconn, job))["id"], "succeeded")
+    assert (provider.asked, await status_of(aconn, job)) == ([], "pending")
 
 
 async def test_a_worker_that_dies_while_it_asks_is_followed_by_one_that_asks_again(
