@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -278,6 +283,35 @@ async def test_a_commit_that_never_arrived_has_not_happened_and_the_body_is_told
     assert await outcomes(made, job.id) == ["failed", "succeeded"]
 
 
+@pytest.mark.parametrize("killed", ["before", "after"])
+async def test_a_worker_that_is_killed_at_the_commit_leaves_all_of_it_or_nothing(
+    made: asyncpg.Connection, dsn: str, killed: str
+) -> None:
+    worker = [sys.executable, "-m", "taskq", "worker", "killed_in_block:app", "--lease", "3"]
+    environment = os.environ | {
+        "TASKQ_DSN": dsn,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+    }
+    async with TaskQ(dsn) as app:
+
+        @app.task
+        async def works() -> int:
+            raise AssertionError
+
+        job = await works.enqueue()
+        first = await asyncio.create_subprocess_exec(*worker, env=environment | {"KILLED": killed})
+        assert await asyncio.wait_for(first.wait(), 60) == -signal.SIGKILL
+        assert await epochs(made, job.id) == ([] if killed == "before" else [1])
+        second = await asyncio.create_subprocess_exec(*worker, env=environment)
+        try:
+            assert await job.result(timeout=60) == (2 if killed == "before" else 1)
+        finally:
+            second.terminate()
+            await asyncio.wait_for(second.wait(), 60)
+    assert await epochs(made, job.id) == ([2] if killed == "before" else [1])
+    assert await outcomes(made, job.id) == (["lost", "succeeded"] if killed == "before" else ["succeeded"])
+
+
 def lose_it(dsn: str, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
     """End the server's process of a block right before its COMMIT, so often; then let all pass."""
     commit = asyncpg.transaction.Transaction.commit
@@ -353,8 +387,6 @@ def keep_out(way: Any) -> None:
         def watch() -> None:
             done.wait(BOUND)
             way.stall("taskq transaction")
-
-        import threading
 
         threading.Thread(target=watch, daemon=True).start()
         return done
