@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
+from taskq.errors import OutcomeNotProven
 from taskq.reconcile_hooks import SUFFIX, is_hook
 from taskq.telemetry import get_logger
 from taskq.worker.claims import Claim, Counts, End
@@ -87,6 +88,20 @@ def _as_sent(decided: Disposition, end: End) -> Disposition:
     if not end.minimal:
         return decided
     return Disposition(end.outcome, error=json.loads(end.error or "{}"))
+
+
+def not_proven(counts: Counts, end: End, exc: OutcomeNotProven) -> None:
+    """Count and tell of an end that was answered as applied, while the record does not say so."""
+    counts.not_proven += 1
+    log.error(
+        "job.outcome_not_proven",
+        job_id=end.job_id,
+        task=end.task,
+        claim_epoch=end.claim_epoch,
+        outcome=end.outcome,
+        reason=exc.reason,
+        error=str(exc),
+    )
 
 
 def fenced_out(counts: Counts, claim: Claim) -> None:

@@ -18,6 +18,7 @@ from taskq.worker.claims import Counts, End
 from taskq.worker.complete import Outbox, cannot_be_stored, partition_is_missing
 from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.proofs import prove_end
+from taskq.worker.report import not_proven
 
 log = get_logger("worker")
 
@@ -86,16 +87,7 @@ class Resender:
             try:
                 prove_end(end, rows)
             except errors.OutcomeNotProven as exc:
-                self._counts.not_proven += 1
-                log.error(
-                    "job.outcome_not_proven",
-                    job_id=end.job_id,
-                    task=end.task,
-                    claim_epoch=end.claim_epoch,
-                    outcome=end.outcome,
-                    reason=exc.reason,
-                    error=str(exc),
-                )
+                not_proven(self._counts, end, exc)
             else:
                 if end.on_proven is not None:
                     end.on_proven(end)

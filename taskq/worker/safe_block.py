@@ -360,22 +360,26 @@ class Blocks:
         Raises:
             FencedOut, BaseException: It had not.
         """
-        word = await self._word(end)
+        [row] = await self._until_answered(end, "ended_inside", *end.attempt, end.outcome_id)
+        word = row["answer"]
         if word == "committed":
             return
         if word == "taken":
             raise self._fenced(end.job_id, end.claim_epoch) from exc
         self._raise(exc)
 
-    async def _word(self, end: BlockEnd) -> str:
-        """Ask until there is an answer."""
+    async def records(self, end: BlockEnd) -> list[Any]:
+        """What stands on record of the job's attempts; asked for until there is an answer."""
+        return await self._until_answered(end, "attempt_records", [end.job_id])
+
+    async def _until_answered(self, end: BlockEnd, query: str, *args: Any) -> list[Any]:
         tries = 0
         while True:
             try:
                 async with asyncio.timeout(self._patience), self._pool.connection() as conn:
                     try:
-                        word: str = await conn.fetchval(self._sql["ended_inside"], *end.attempt, end.outcome_id)
-                        return word
+                        rows: list[Any] = await conn.fetch(self._sql[query], *args)
+                        return rows
                     except BaseException:
                         drop(conn)
                         raise

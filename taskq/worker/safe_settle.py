@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 from taskq import errors
 from taskq.policy import ExecutionPolicy
@@ -18,7 +19,8 @@ from taskq.worker.complete import Outbox
 from taskq.worker.disposition import BodyEnd, Disposition, Interrupted, Raised, Returned
 from taskq.worker.exchange import Exchanger
 from taskq.worker.execute import Executor
-from taskq.worker.report import fenced_out, report
+from taskq.worker.proofs import prove_end
+from taskq.worker.report import fenced_out, not_proven, report
 from taskq.worker.safe_block import BlockEnd, Blocks
 
 __all__ = ["BlockSettler"]
@@ -70,15 +72,31 @@ class BlockSettler:
             return True
         parked = End(claim.worker_id, claim.job_id, claim.claim_epoch, "succeeded", block.outcome_id, task=claim.task)
         self._outbox.park(parked)
-        later = asyncio.get_running_loop().create_task(self._tell_later(claim, policy, end, block, parked))
-        self._waiting.add(later)
-        later.add_done_callback(self._waiting.discard)
+        self._later(self._tell_later(claim, policy, end, block, parked))
         return True
 
     def close(self) -> None:
         """Wait no more; what stands on record stands."""
         for task in self._waiting:
             task.cancel()
+
+    def _later(self, waits: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(waits)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def _prove(self, claim: Claim, block: BlockEnd) -> None:
+        """A started effect has succeeded once the record says so, with its effect start, as with any other end."""
+        sent = End(claim.worker_id, claim.job_id, claim.claim_epoch, "succeeded", block.outcome_id, task=claim.task)
+        sent.effect_started_at = claim.effect_started_at
+        self._outbox.park(sent)
+        try:
+            prove_end(sent, await self._blocks.records(block))
+        except errors.OutcomeNotProven as exc:
+            not_proven(self._counts, sent, exc)
+        else:
+            report(self._counts, claim, Disposition("succeeded", result=block.result))
+        self._outbox.confirmed([sent])
 
     async def _tell_later(
         self, claim: Claim, policy: ExecutionPolicy, end: BodyEnd, block: BlockEnd, parked: End
@@ -96,9 +114,12 @@ class BlockSettler:
             return
         error = block.over.exception()
         if error is None:
-            report(self._counts, claim, Disposition("succeeded", result=block.result))
             self._look_at(claim, end, block)
             self._exchanger.ended_elsewhere(claim)
+            if claim.effect_started_at is None:
+                report(self._counts, claim, Disposition("succeeded", result=block.result))
+            else:
+                self._later(self._prove(claim, block))
         elif isinstance(error, errors.FencedOut):
             fenced_out(self._counts, claim)
             self._exchanger.ended_elsewhere(claim)

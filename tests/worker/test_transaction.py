@@ -30,6 +30,7 @@ from taskq import (
 )
 from taskq.errors import DatabaseBusy, DatabaseUnavailable, TransactionEndedInside
 from taskq.testing import faults
+from taskq.worker.safe_block import BlockEnd, Blocks
 
 pytestmark = pytest.mark.anyio
 AGAIN = Retry(max_attempts=2, backoff=constant(0))
@@ -137,6 +138,36 @@ async def test_a_block_that_raises_leaves_nothing_and_the_next_attempt_does_it_a
     assert await epochs(made, job.id) == [2]
     assert await outcomes(made, job.id) == ["failed", "succeeded"]
     assert await made.fetchval("select count(*) from taskq.all_jobs") == 2
+
+
+@pytest.mark.parametrize("field", ["effect_started_at", "outcome_id", "worker_id"])
+async def test_a_started_effect_has_succeeded_once_the_record_proves_it(
+    run_worker: RunWorker,
+    app: TaskQ,
+    made: asyncpg.Connection,
+    events: Events,
+    monkeypatch: pytest.MonkeyPatch,
+    field: str,
+) -> None:
+    @app.task(effect_class="side_effecting")
+    async def works(ctx: JobContext) -> None:
+        async with ctx.transaction() as tx:
+            await make(tx, ctx)
+
+    records = Blocks.records
+
+    async def forged(self: Blocks, end: BlockEnd) -> list[Any]:
+        return [dict(row) | {field: None} for row in await records(self, end)]
+
+    async with run_worker() as worker:
+        await until_status(made, (await works.enqueue()).id, "succeeded")
+        await aeventually(lambda: worker.counts.succeeded == 1)
+        monkeypatch.setattr(Blocks, "records", forged)
+        await until_status(made, (await works.enqueue()).id, "succeeded")
+        await aeventually(lambda: worker.counts.not_proven == 1)
+        assert worker.counts.succeeded == 1
+    [told] = events.of("job.outcome_not_proven")
+    assert told["reason"] == field
 
 
 async def test_a_block_that_was_left_by_an_error_may_be_followed_by_another(
