@@ -194,7 +194,7 @@ def test_an_unknown_option_and_a_wrong_default_are_named(app: TaskQ) -> None:
         (
             lambda: app.task(quue="x"),
             TaskDefinitionError,
-            r"'quue' \(did you mean 'queue'\?\); it knows name, process, queue",
+            r"'quue' \(did you mean 'queue'\?\); it knows name, process, reconcile, reconcile_retry, queue",
         ),  # type: ignore[call-overload]
         (lambda: TaskQ(defaults={"timeout": 3}), InvalidPolicy, r"defaults is \{'timeout': 3\}; give a PolicyLayer"),  # type: ignore[arg-type]
         (lambda: TaskQ(queues=["a"]), InvalidPolicy, r"queues is \['a'\]; give a mapping"),  # type: ignore[arg-type]
@@ -281,7 +281,7 @@ def test_an_unknown_option_is_answered_with_all_that_there_are() -> None:
 
     def body() -> None: ...
 
-    with pytest.raises(TaskDefinitionError, match="it knows name, process, queue, priority"):
+    with pytest.raises(TaskDefinitionError, match="it knows name, process, reconcile, reconcile_retry, queue, priority"):
         app.task(retries=5)(body)  # type: ignore[call-overload]
     with pytest.raises(TaskDefinitionError, match="did you mean 'process'"):
         app.task(proces=True)(body)  # type: ignore[call-overload]
