@@ -33,6 +33,13 @@ begin
     perform from {{schema}}.jobs j where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown') order by j.id for update;
     v_now := {{schema}}.now();
   end if;
+  if 'unknown' = any(p_outcomes) then
+    -- What its worker could not see confirmed, the locked row knows: without an effect start no body was called.
+    p_outcomes := array(select case when o.outcome = 'unknown' and o.error->>'reason' = 'not_confirmed' and exists (
+          select from {{schema}}.jobs j where j.id = o.id and j.claim_epoch = o.epoch and (j.claimed_by = p_worker) is true and j.status = 'running'
+             and j.effect_class = 'side_effecting' and j.effect_started_at is null) then 'release' else o.outcome end
+        from unnest(p_ids, p_epochs, p_outcomes, p_errors) with ordinality as o(id, epoch, outcome, error, n) order by o.n);
+  end if;
   if p_outcomes && array['unknown', 'release'] then
     -- Not told, or handed back after an effect was allowed to start: nothing may run it again. Told again, it counts again.
     for v_end in

@@ -421,6 +421,20 @@ def test_jobs_that_no_worker_knows(cli: Cli, conn: Conn) -> None:
     assert "of the task t of level 9 in q" in diagnose(cli)["stranded"]["found"]
 
 
+def test_jobs_whose_effect_class_a_deploy_has_changed(cli: Cli, conn: Conn) -> None:
+    worker = work(conn, queues=["q"], tasks=["t"])
+    q.enqueue(conn, run_in=3600)
+    publish = "select taskq.publish_task(%s, 't', 'q', 5::smallint, 1, %s, 'p')"
+    conn.execute(publish, (worker, "idempotent"))
+    assert ill(diagnose(cli)) == {}
+    conn.execute(publish, (worker, "side_effecting"))
+    found = diagnose(cli)
+    assert ill(found) == {"classes": "warn"}
+    assert (
+        "1 waiting jobs of the task t are idempotent, and its code declares side_effecting" in found["classes"]["found"]
+    )
+
+
 def test_outcomes_that_wait_and_jobs_that_kill(cli: Cli, conn: Conn) -> None:
     worker, job = q.unknown(conn)
     conn.execute("delete from taskq.workers where id = %s", (worker,))

@@ -24,11 +24,13 @@ DECIDING: Final = (
     "taskq/promises.py",
     "taskq/transitions.py",
     "taskq/worker/disposition.py",
+    "taskq/worker/effect_start.py",
     "taskq/worker/lease.py",
     "taskq/idempotency.py",
     "taskq/checkpoints.py",
     "taskq/plain_calls.py",
     "taskq/worker/safe*.py",
+    "taskq/worker/proofs.py",
     "taskq/migrate/*",
 )
 """Modules that decide what happens to a job or a schema: every line and branch of them is run."""

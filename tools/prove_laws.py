@@ -36,11 +36,12 @@ from guards.ordering import ORDERING  # noqa: E402
 from guards.record import RECORD  # noqa: E402
 from guards.rules import RULES  # noqa: E402
 from guards.safe import SAFE  # noqa: E402
+from guards.starts import OF_STARTS  # noqa: E402
 from servers import serve  # noqa: E402
 
 from taskq import migrate  # noqa: E402
 
-GUARDS: tuple[Guard, ...] = (*RECORD, *FENCES, *LAWS, *RULES, *SAFE, *ORDERING, *AROUND, *OF_EFFECTS)
+GUARDS: tuple[Guard, ...] = (*RECORD, *FENCES, *LAWS, *RULES, *SAFE, *ORDERING, *AROUND, *OF_EFFECTS, *OF_STARTS)
 AT_ONCE = max(2, (os.cpu_count() or 2))
 
 

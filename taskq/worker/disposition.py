@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from taskq import errors
@@ -107,8 +107,9 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
         case Returned(result):
             return Disposition("succeeded", result=result)
         case Unproven(exc):
-            unproven = unknown("not_confirmed", errors.describe(exc))
-            return replace(unproven, delay=UNPROVEN_DELAY)
+            started = claim.effect_started_at is not None
+            error = {**errors.describe(exc), "reason": "not_confirmed", "body_started": started}
+            return Disposition("unknown", error=error, delay=UNPROVEN_DELAY)
         case Raised(OutcomeUnknown() as exc):
             return unknown("told", errors.describe(exc))
         case RaisedElsewhere(error, kinds) if _UNKNOWN in kinds:

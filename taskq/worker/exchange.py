@@ -8,14 +8,12 @@ silence it says that it is asleep, looks once more, and waits for a notification
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
 from uuid import UUID
 
-from taskq import errors
 from taskq.policy import ExecutionPolicy
 from taskq.tasks import Task
 from taskq.telemetry import get_logger
@@ -26,9 +24,9 @@ from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.execute import Executor
 from taskq.worker.fetch import LaneBook
 from taskq.worker.policies import PolicyCache
-from taskq.worker.proofs import NOT_PROVEN_DELAYS, prove_claim
 from taskq.worker.report import claimed, handed_back
 from taskq.worker.resend import Resender
+from taskq.worker.unproven import Unproven
 
 log = get_logger("worker")
 
@@ -46,8 +44,6 @@ SUSPECT_PATIENCE = 5.0
 """Seconds that a suspect waits for a worker to be empty by itself, before workers stop claiming for it."""
 SUSPECT_DRAIN = 30.0
 SUSPECT_CYCLE = 120.0
-REMEMBERED = 10_000
-"""Claims that are told of once each, as proving nothing, until all are forgotten."""
 """Workers stop claiming for a suspect this long, once in so many seconds: long bodies must not hold up all others."""
 
 Block = Literal["registering", "lease", "stuck", "draining"]
@@ -92,7 +88,6 @@ class Exchanger:
         self._conn = conn
         self._executor = executor
         self._outbox = outbox
-        self._known = tasks
         self._tasks = sorted(tasks)
         self._queues = queues
         self._concurrency = concurrency
@@ -103,7 +98,7 @@ class Exchanger:
         self._counts = counts
         self._on_lease_refused = on_lease_refused
         self._lanes = LaneBook(queues)
-        self._reported: set[tuple[UUID, str]] = set()
+        self._unproven = Unproven(tasks, executor.running, counts, outbox.put)
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
         self._resender = Resender(queries, conn, outbox, counts)
@@ -379,7 +374,7 @@ class Exchanger:
 
     async def _hand_over(self, claims: list[Claim]) -> None:
         claimed(claims)
-        claims = [c for c in claims if self._is_proven(c)]
+        claims = self._unproven.proven(claims)
         unknown = {c.policy_id for c in claims} - self._policies.known
         if unknown:
             await self._policies.load(self._conn, unknown)
@@ -391,35 +386,6 @@ class Exchanger:
             self._executor.put([(c, self._policy_of(c)) for c in claims])
         if self._watched is not None:
             self._watched.acted("claims")
-
-    def _is_proven(self, claim: Claim) -> bool:
-        """Whether this is a claim that may have a body; one that may not is handed back, later each time."""
-        try:
-            prove_claim(claim, self._known.get(claim.task))
-            if claim.job_id in self._executor.running:
-                raise errors.ClaimNotProven(
-                    f"job {claim.job_id} is not run here: the body of an earlier attempt of it still runs", "still_runs"
-                )
-        except errors.ClaimNotProven as exc:
-            told = (claim.job_id, exc.reason)
-            if told not in self._reported:
-                if len(self._reported) >= REMEMBERED:
-                    self._reported.clear()
-                self._reported.add(told)
-                log.error(
-                    "job.claim_not_proven",
-                    job_id=claim.job_id,
-                    task=claim.task,
-                    claim_epoch=claim.claim_epoch,
-                    reason=exc.reason,
-                    error=str(exc),
-                )
-            delay = NOT_PROVEN_DELAYS[min(max(claim.releases, 0), len(NOT_PROVEN_DELAYS) - 1)]
-            self._counts.not_proven += 1
-            error = json.dumps({**errors.describe(exc), "body_started": False, "reason": exc.reason})
-            self.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task, delay=delay, error=error)
-            return False
-        return True
 
     def _policy_of(self, claim: Claim) -> ExecutionPolicy:
         return self._policies.get(claim.policy_id, claim.task)
@@ -472,16 +438,8 @@ class Exchanger:
         handed_back(claim, self._outbox.why_released())
         self.release(claim.worker_id, claim.job_id, claim.claim_epoch, claim.task)
 
-    def release(
-        self,
-        worker_id: UUID,
-        job_id: UUID,
-        claim_epoch: int,
-        task: str = "",
-        delay: float = 0.0,
-        error: str | None = None,
-    ) -> None:
-        """Release one claim that has no body; ``error`` is what goes on record, as JSON, where it is known."""
+    def release(self, worker_id: UUID, job_id: UUID, claim_epoch: int, task: str = "", delay: float = 0.0) -> None:
+        """Release one claim that has no body."""
         self._counts.released += 1
-        self._outbox.put(End(worker_id, job_id, claim_epoch, "release", next_outcome_id(), None, error, delay, task))
+        self._outbox.put(End(worker_id, job_id, claim_epoch, "release", next_outcome_id(), delay=delay, task=task))
         self._event.set()

@@ -15,8 +15,6 @@ from taskq.errors import ClaimNotProven, EffectStartNotProven, OutcomeNotProven
 from taskq.tasks import Task
 from taskq.worker.claims import Claim, End
 
-NOT_PROVEN_DELAYS: Final = (5.0, 15.0, 45.0, 135.0, 405.0, 600.0)
-"""Seconds that a job waits each time its claim proved nothing, by how often it was handed back before."""
 SAME: Final = (
     "task",
     "queue",

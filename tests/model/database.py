@@ -34,6 +34,7 @@ EMPTIED = (
     "idempotency_keys",
     "queues",
     "audit",
+    "unknowns",
     "sleepers",
 )
 PARTITIONS = "select parent, name, day from taskq.partitions"

@@ -171,6 +171,7 @@ class Model:
         self.idempotency: dict[Key, IdempotencyKey] = {}
         self.queues: dict[str, datetime | None] = {}
         self.audit: list[tuple[str, str]] = []
+        self.unknowns: dict[Claimed, datetime] = {}
         self.partitions = set(partitions)
 
     def copy(self) -> Model:
@@ -182,6 +183,7 @@ class Model:
         other.unique = self.unique.copy()
         other.idempotency = self.idempotency.copy()
         other.queues = self.queues.copy()
+        other.unknowns = self.unknowns.copy()
         other.audit = self.audit.copy()
         return other
 
@@ -363,7 +365,7 @@ class Model:
             return False
         effect = job.effect_class == "side_effecting" and job.effect_started_at is not None
         if told.outcome == "unknown" or (told.outcome == "release" and effect):
-            self._put(job, status="unknown")
+            self._unknown(job)
             return True
         start = self.now + timedelta(seconds=max(told.delay, 0))
         late = told.outcome != "release" and job.deadline is not None and start > job.deadline
@@ -441,7 +443,7 @@ class Model:
         asked = job.cancel_requested_at is not None
         started = job.effect_class == "side_effecting" and job.effect_started_at is not None
         if started or (asked and job.effect_class != "pure"):
-            self._put(job, status="unknown")
+            self._unknown(job)
             return "unknown"
         if asked:
             self._finish(job, "cancelled", "lost", None, "Cancelled")
@@ -470,8 +472,10 @@ class Model:
         return "failed"
 
     def prune(self) -> int:
-        """How many keys and workers were forgotten."""
-        keys = len(self.unique) + len(self.idempotency) + len(self.workers)
+        """How many keys, workers and unknowns of dropped jobs were forgotten."""
+        keys = len(self.unique) + len(self.idempotency) + len(self.workers) + len(self.unknowns)
+        before = self.now - HISTORY_RETENTION
+        self.unknowns = {k: at for k, at in self.unknowns.items() if at >= before or k[0] in self.jobs}
         self.idempotency = {k: v for k, v in self.idempotency.items() if v.expires_at > self.now}
         self.unique = {k: v for k, v in self.unique.items() if v.expires_at is None or v.expires_at > self.now}
         old = self.now - WORKER_RETENTION
@@ -479,7 +483,7 @@ class Model:
         for worker in gone:
             if not any(self.held_by(worker)):
                 del self.workers[worker]
-        return keys - len(self.unique) - len(self.idempotency) - len(self.workers)
+        return keys - len(self.unique) - len(self.idempotency) - len(self.workers) - len(self.unknowns)
 
     def ensure_partitions(self) -> int:
         """How many days' partitions were made."""
@@ -618,6 +622,11 @@ class Model:
     def held_by(self, worker: UUID) -> list[Job]:
         """The claims of a worker, unknown ones included."""
         return [job for job in self.unfinished("running", "unknown") if job.worker == worker]
+
+    def _unknown(self, job: Job) -> None:
+        if job.status == "running":
+            self.unknowns[(job.id, job.claim_epoch)] = self.now
+        self._put(job, status="unknown")
 
     def _runs(self, worker: UUID) -> bool:
         return any(job.status == "running" for job in self.held_by(worker))

@@ -90,7 +90,7 @@ def exchange(scene: Scene, worker: UUID, ends: Sequence[tuple[UUID, str, int]], 
 
     def say(model: Model, answer: Any, alone: bool) -> object:
         model.end_attempts(worker, told)
-        missed = [("missed", *end) for end in model.missed(told)]
+        missed = [("missed", *end) for end in model.missed(worker, told)]
         seen = {job for kind, job, _ in answer if kind == "job"}
         claims = model.claim(worker, limit, ("t",), LANES, () if alone else model.jobs.keys() - seen)
         claimed = [("lease", None, None)] if claims is None else [("job", *claim) for claim in claims]

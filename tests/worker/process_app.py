@@ -180,3 +180,15 @@ def enqueues(n: int) -> str:
 @app.task
 async def in_the_worker() -> int:
     return os.getpid()
+
+
+@app.task(process=True, effect_class="side_effecting", timeout=5)
+def pays(ctx: JobContext, how: str) -> str:
+    if how == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    end = time.monotonic() + BOUND
+    while not (how == "told" and ctx.cancel_requested):
+        if time.monotonic() > end:
+            raise AssertionError("nobody told it, nobody stopped it")
+        time.sleep(0.01)
+    return "told"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -10,9 +11,19 @@ import pytest
 from worker_kit import claim_of
 
 from taskq import errors
-from taskq.outcomes import RetryAfter, Snooze
+from taskq.outcomes import OutcomeUnknown, RetryAfter, Snooze
 from taskq.policy import ExecutionPolicy, Retry, constant
-from taskq.worker.disposition import BodyEnd, Disposition, Interrupted, Raised, RaisedElsewhere, Returned, decide
+from taskq.worker.disposition import (
+    BodyEnd,
+    Disposition,
+    FencedOut,
+    Interrupted,
+    Raised,
+    RaisedElsewhere,
+    Returned,
+    Unproven,
+    decide,
+)
 
 POLICY = ExecutionPolicy(
     retry=Retry(3, constant("7s"), give_up_on=(KeyError,)), timeout=2.0, max_retry_afters=2, max_snoozes=2
@@ -101,7 +112,62 @@ def test_however_often_it_has_failed_the_next_try_has_a_date(attempt: int) -> No
     assert wanted == "failed" or 0 < decided.delay <= 3600
 
 
+NAMED = replace(POLICY, effect_class="side_effecting", retry=Retry(3, constant("7s"), on=(TimeoutError,)))
+LOST_CHILD = errors.ProcessDied("gone", signal=9)
+EFFECTS: list[tuple[str, ExecutionPolicy, BodyEnd, str, str | None, str | None]] = [
+    # what, policy, how the body ended that had started its effect, outcome, type of the error, reason for being unknown
+    ("returned", NAMED, Returned("1"), "succeeded", None, None),
+    ("error", POLICY, Raised(ValueError("x")), "failed", "ValueError", None),
+    ("error that is not named", NAMED, Raised(ValueError("x")), "failed", "ValueError", None),
+    ("error that is named", NAMED, Raised(TimeoutError("x")), "retry", "TimeoutError", None),
+    ("misfit that the body raised", NAMED, Raised(errors.PayloadMisfit("x")), "failed", "PayloadMisfit", None),
+    ("in a child", POLICY, RaisedElsewhere({"type": "E"}, ("m.E",)), "failed", "E", None),
+    ("named in a child", NAMED, RaisedElsewhere({"type": "E"}, ("builtins.TimeoutError",)), "retry", "E", None),
+    ("retry after", NAMED, Raised(RetryAfter(5)), "retry_after", "RetryAfter", None),
+    ("snooze", NAMED, Raised(Snooze(5)), "snooze", "Snooze", None),
+    ("gave up when told to cancel", NAMED, Raised(CANCELLED), "cancelled", None, None),
+    ("result", NAMED, Raised(errors.ResultNotStorable("x")), "failed", "ResultNotStorable", None),
+    ("told", NAMED, Raised(OutcomeUnknown("x")), "unknown", "OutcomeUnknown", "told"),
+    (
+        "told in a child",
+        NAMED,
+        RaisedElsewhere({"type": "OutcomeUnknown"}, ("taskq.outcomes.OutcomeUnknown",)),
+        "unknown",
+        "OutcomeUnknown",
+        "told",
+    ),
+    ("timeout", NAMED, Interrupted("timeout"), "unknown", "AttemptTimeout", "timed_out"),
+    ("shutdown", NAMED, Interrupted("shutdown"), "unknown", "OutcomeUnknown", "shutdown"),
+    ("lease", NAMED, Interrupted("lease"), "unknown", "OutcomeUnknown", "shutdown"),
+    ("cancel", NAMED, Interrupted("cancel"), "unknown", "OutcomeUnknown", "shutdown"),
+    ("child died", NAMED, Raised(LOST_CHILD), "unknown", "ProcessDied", "process_died"),
+    ("lost from sight", NAMED, Unproven(errors.TaskQError("x")), "unknown", "TaskQError", "not_confirmed"),
+]
+
+
+@pytest.mark.parametrize(("what", "policy", "end", "outcome", "error", "reason"), EFFECTS, ids=[e[0] for e in EFFECTS])
+def test_a_started_effect_ends_as_told_and_is_unknown_where_nobody_told(
+    what: str, policy: ExecutionPolicy, end: BodyEnd, outcome: str, error: str | None, reason: str | None
+) -> None:
+    now = datetime.now(UTC)
+    decided = decide(claim_of("t", effect_class="side_effecting", effect_started_at=now), policy, end)
+    assert decided.outcome == outcome
+    assert (decided.error or {}).get("type") == error
+    assert (decided.error or {}).get("reason") == reason
+
+
+def test_without_an_effect_start_it_goes_back_like_any_other() -> None:
+    claim = claim_of("t", effect_class="side_effecting")
+    assert decide(claim, NAMED, Interrupted("shutdown", started=False)).outcome == "release"
+    assert decide(claim, NAMED, Interrupted("cancel", started=False)).outcome == "cancelled"
+    unproven = decide(claim, NAMED, Unproven(errors.EffectStartNotProven("x", "status")))
+    assert (unproven.outcome, unproven.delay) == ("unknown", 5.0)
+    assert (unproven.error or {})["body_started"] is False
+
+
 def test_what_is_no_end_is_refused() -> None:
     with pytest.raises(AssertionError):
         decide(claim_of("t"), POLICY, object())  # type: ignore[arg-type]
+    with pytest.raises(AssertionError):
+        decide(claim_of("t", effect_started_at=datetime.now(UTC)), POLICY, FencedOut())
     assert Disposition("succeeded").error_text is None

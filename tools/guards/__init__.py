@@ -18,6 +18,7 @@ FILES = {
     "exchange": "00.01.00_06_pre_exchange.sql",
     "leases": "00.01.00_07_pre_leases.sql",
     "operate": "00.01.00_08_pre_operate.sql",
+    "unknown": "00.01.00_09_pre_unknown.sql",
     "reconcile": "00.01.00_10_pre_reconcile.sql",
     "effects": "00.01.00_11_pre_terminal_effects.sql",
     "ordering": "00.01.00_13_pre_ordering.sql",

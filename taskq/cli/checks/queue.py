@@ -152,6 +152,22 @@ def stranded(patient: Patient) -> Finding:
     )
 
 
+def classes(patient: Patient) -> Finding:
+    """Whether waiting jobs have the effect class that the code declares."""
+    rows = patient.database.rows("other_class")
+    if not rows:
+        return ok("every waiting job has the effect class that its task declares")
+    first = rows[0]
+    return warn(
+        f"{first['n']:,} waiting jobs of the task {first['task']} are {first['enqueued']}, and its code declares "
+        f"{first['declared']}" + (f"; {len(rows) - 1} more are like it" if len(rows) > 1 else ""),
+        means="a deploy changed the class; a job keeps the one that it was enqueued with, and workers of the new code "
+        "hand it back each time",
+        cure="let workers of the old code run them, or cancel them and enqueue the work anew: taskq jobs cancel "
+        f"--task {first['task']} --status pending",
+    )
+
+
 def unknown(patient: Patient) -> Finding:
     """Whether outcomes wait for a decision."""
     row = patient.database.rows("unknown", UNKNOWN_FOR)[0]
@@ -217,6 +233,7 @@ CHECKS: dict[str, Check] = {
     "versions": versions,
     "queues": queues,
     "stranded": stranded,
+    "classes": classes,
     "unknown": unknown,
     "effects": effects,
     "suspects": suspects,

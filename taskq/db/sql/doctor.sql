@@ -43,6 +43,12 @@ select a.pid, a.application_name, a.usename, a.state, extract(epoch from clock_t
 select p.gid, p.owner, extract(epoch from clock_timestamp() - p.prepared)::float8 as seconds from pg_prepared_xacts p
  where p.database = current_database() order by p.prepared limit 5;
 
+-- name: other_class
+-- Due jobs whose effect class is not the one that workers have last published for their task.
+select c.task, j.effect_class as enqueued, c.effect_class as declared, count(*)::int as n
+  from {{schema}}.task_config c join {{schema}}.jobs j on j.task = c.task and j.effect_class <> c.effect_class
+ where j.status = 'pending' group by 1, 2, 3 order by n desc, 1 limit 5;
+
 -- name: slots
 -- Replication slots, with what each holds back.
 select s.slot_name, s.active, s.wal_status, age(s.xmin) as xids,
