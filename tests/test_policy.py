@@ -141,6 +141,12 @@ def test_ids_tell_policies_apart_and_stay() -> None:
     assert len({policy.id for policy in POLICIES}) == len(POLICIES)
     # Rows in databases carry these: if one changes, a default or the form has changed, and FORMAT must be raised.
     assert ExecutionPolicy().id == "1-798e1fee104b349b1678455f"
+    # What was not there when policies were first stored is part of the name only where it is said.
+    assert "ordering" not in ExecutionPolicy().spec()
+    for word in ("halt", "continue"):
+        policy = ExecutionPolicy.from_spec({"ordering": word})
+        assert policy.spec()["ordering"] == word
+        assert policy.id not in (ExecutionPolicy().id, ExecutionPolicy(queue="mail").id)
     assert ExecutionPolicy(queue="mail", timeout=30).id == ExecutionPolicy(queue="mail", timeout=30.0).id
     assert ExecutionPolicy.from_spec({}).id == ExecutionPolicy().id
 

@@ -11,7 +11,8 @@ import pytest
 from helpers import aeventually
 from worker_kit import Gates, RunWorker, until_status
 
-from taskq import JobContext, JobFailed, Retry, Snooze, TaskQ, constant
+from taskq import JobContext, JobFailed, OutcomeUnknown, Retry, Snooze, TaskQ, constant
+from taskq.errors import InvalidPolicy, InvalidRequest
 
 pytestmark = pytest.mark.anyio
 
@@ -155,3 +156,39 @@ async def test_a_job_that_snoozes_lets_the_next_go_on_and_comes_back(
         gates.open()
         assert await second.result(timeout=15) == 2
         assert await first.result(timeout=15) == 1
+
+
+async def test_a_key_that_is_none_is_refused_before_anything_is_sent(app: TaskQ) -> None:
+    @app.task
+    async def step() -> None: ...
+
+    for key in ("", "x" * 513, "\0", 7):
+        with pytest.raises(InvalidRequest, match="ordering_key"):
+            step.using(ordering_key=key)  # type: ignore[arg-type]
+    assert step.using(ordering_key=None).job().options.ordering_key is None
+    with pytest.raises(InvalidPolicy, match="ordering is 'stop'"):
+        app.task(name="other", ordering="stop")(step.fn)  # type: ignore[call-overload]
+
+
+async def test_a_side_effecting_job_halts_its_key_and_one_that_is_told_of_lets_it_go_on(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    @app.task(effect_class="side_effecting")
+    async def pay(n: int) -> int:
+        if n == 1:
+            raise OutcomeUnknown("the line went dead")
+        if n == 2:
+            raise ValueError("refused")
+        return n
+
+    ordered = pay.using(ordering_key="k")
+    async with run_worker():
+        jobs = [await ordered.enqueue(n) for n in (1, 2, 3)]
+        await until_status(aconn, jobs[0].id, "unknown")
+        assert [await job.status() for job in jobs] == ["unknown", "held", "held"]
+        await app.resolve(jobs[0].id, happened=True, result=1, reason="asked the bank")
+        with pytest.raises(JobFailed):
+            await jobs[1].result(timeout=15)
+        assert await jobs[2].status() == "held"
+        assert await aconn.fetchval("select taskq.resume_ordering('k', 'not needed')") == "resumed"
+        assert await jobs[2].result(timeout=15) == 3
