@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
@@ -104,7 +105,11 @@ def test_a_whole_line_is_promoted_behind_what_a_worker_has_claimed_before(conn: 
     assert claimed(conn, worker, mark=(row["claimed_at"], row["job_id"])) == [second]
 
 
-@pytest.mark.parametrize("key", ["", "x" * 513])
+LONG = "".join(sha256(bytes([n])).hexdigest() for n in range(250))
+"""Longer than what an index can hold: refused before the key is taken."""
+
+
+@pytest.mark.parametrize("key", ["", "x" * 513, LONG], ids=["empty", "513", "16000"])
 def test_a_key_has_1_to_512_characters(conn: Conn, key: str) -> None:
     policy(conn)
     spec = '[{"task": "t", "queue": "q", "max_attempts": 1, "effect_class": "pure", "policy_id": "p"}]'
@@ -303,6 +308,16 @@ def test_under_halt_a_job_that_waits_for_its_time_keeps_the_turn(conn: Conn, out
     assert claimed(conn, worker) == []
 
 
+def test_under_halt_it_keeps_the_turn_also_before_one_that_was_reopened(conn: Conn) -> None:
+    worker = register(conn)
+    [reopened, first] = ordered(conn, 2, halt=True)
+    cancel(conn, reopened)
+    assert claimed(conn, worker) == [first]
+    assert retry(conn, reopened) == "reopened"
+    end(conn, worker, End(first, outcome="retry", delay=60))
+    assert states(conn, [reopened, first]) == ["ordering", "pending"]
+
+
 @pytest.mark.parametrize("outcome", ["retry", "retry_after", "snooze"])
 def test_under_continue_it_lets_others_go_on_and_comes_back_first(conn: Conn, outcome: str) -> None:
     control_clock(conn)
@@ -482,6 +497,15 @@ def test_one_that_waits_for_something_else_keeps_its_place(conn: Conn) -> None:
     assert states(conn, [first, second, third]) == ["pending", "ordering", "ordering"]
 
 
+def test_one_that_waited_for_something_else_comes_back_to_its_line(conn: Conn) -> None:
+    worker = register(conn)
+    [first, second] = ordered(conn, 2)
+    assert claimed(conn, worker) == [first]
+    conn.execute("update taskq.jobs set held_reason = 'signal' where id = %s", (second,))
+    conn.execute("update taskq.jobs set status = 'pending', held_reason = null where id = %s", (second,))
+    assert states(conn, [first, second]) == ["running", "ordering"]
+
+
 def test_a_paused_queue_holds_up_the_keys_whose_turn_is_there(conn: Conn) -> None:
     worker = register(conn, queues=["q", "r"])
     first = enqueue(conn, ordering_key="k")
@@ -499,9 +523,9 @@ def test_a_paused_queue_holds_up_the_keys_whose_turn_is_there(conn: Conn) -> Non
 def test_keys_without_jobs_are_forgotten_after_a_while_but_halts_are_not(conn: Conn) -> None:
     control_clock(conn)
     worker = register(conn, lease=100000)
+    ordered(conn, 1, key="waits", run_in=36000)
     [done] = ordered(conn, 1, key="done")
     [failed] = ordered(conn, 1, key="failed", halt=True)
-    ordered(conn, 1, key="waits", run_in=36000)
     assert len(claimed(conn, worker)) == 2
     end(conn, worker, End(done), End(failed, outcome="failed"))
     prune = "select taskq.prune_orderings(1)"
