@@ -119,6 +119,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _T("unknown", "held", "worker", "end_attempts", "snoozed", "snoozes", "its own late end, back in its line"),
     _T("unknown", "held", "worker", "end_attempts", "released", "releases", "its own late end, back in its line"),
     _T("unknown", "held", "operator", "resolve", "resolved", None, "decided: it did not happen; back in its line"),
+    _T("unknown", "held", "worker", "resolve_attempt", "resolved", None, "its hook: it did not; back in its line"),
     _T("failed", "pending", "operator", "retry", None, "generation", "reopened"),
     _T("failed", "held", "operator", "retry", None, "generation", "reopened, back in its line"),
     _T("cancelled", "pending", "operator", "retry", None, "generation", "reopened"),
