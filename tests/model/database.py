@@ -125,7 +125,9 @@ def look(conn: Conn) -> tuple[Model, list[Row]]:
         cursors = [stack.enter_context(psycopg.Cursor(conn, row_factory=factory)) for factory, _ in READS]
         for cursor, (_, query) in zip(cursors, READS, strict=True):
             cursor.execute(query)
-        jobs, ended, workers, unique, idempotency, queues, audit, parts, clock, broken = (c.fetchall() for c in cursors)
+        jobs, ended, workers, unique, idempotency, queues, audit, unknowns, parts, clock, broken = (
+            c.fetchall() for c in cursors
+        )
     found = Model(clock[0]["now"], {(row["parent"], row["day"]) for row in parts})
     found.jobs = {job.id: job for job in jobs}
     assert len(found.jobs) == len(jobs), "a job stands in two places"
@@ -140,6 +142,7 @@ def look(conn: Conn) -> tuple[Model, list[Row]]:
         )
     found.queues = {row["name"]: row["paused_at"] for row in queues}
     found.audit = [(row["action"], row["subject"]) for row in audit]
+    found.unknowns = {(row["job_id"], row["claim_epoch"]): row["since"] for row in unknowns}
     return found, broken
 
 
@@ -151,6 +154,7 @@ READS: tuple[tuple[Any, str], ...] = (
     (dict_row, "select * from taskq.idempotency_keys"),
     (dict_row, "select name, paused_at from taskq.queues"),
     (dict_row, "select action, subject from taskq.audit"),
+    (dict_row, "select job_id, claim_epoch, since from taskq.unknowns"),
     (dict_row, PARTITIONS),
     (dict_row, "select taskq.now() as now"),
     (dict_row, "select * from taskq.check_invariants('all')"),
@@ -160,7 +164,7 @@ READS: tuple[tuple[Any, str], ...] = (
 def differences(expected: Model, found: Model) -> list[str]:
     """What stands in the tables otherwise than the model says; empty where all agrees."""
     lines: list[str] = []
-    for name in ("jobs", "ledger", "workers", "unique", "idempotency", "queues"):
+    for name in ("jobs", "ledger", "workers", "unique", "idempotency", "queues", "unknowns"):
         want, have = getattr(expected, name), getattr(found, name)
         if name == "idempotency":  # the model remembers the request, the database its hash
             want = {key: value._replace(request="") for key, value in want.items()}

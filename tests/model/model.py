@@ -583,7 +583,11 @@ class Model:
         if job is None:
             raise Refused("WF011")
         if job.status != "unknown":
-            raise Refused("WF012")
+            record = self.ledger.get((job.id, job.claim_epoch))
+            final = job.outcome if job.finished_at is not None and job.worker is not None else None
+            outcome = final if record is None else record.outcome
+            was_unknown = outcome is not None and (job.id, job.claim_epoch) in self.unknowns
+            raise Refused("WF016" if outcome == "resolved" or was_unknown else "WF012")
         if happened is None or not (reason or "").strip():
             raise Refused("WF009")
         self.audit.append(("resolve", str(job_id)))
