@@ -26,15 +26,17 @@ def report(total: float, **percent: float) -> dict[str, Any]:
         "policy",
         "effects",
         "promises",
+        "reconcile",
+        "reconcile_hooks",
         "transitions",
         "worker/disposition",
+        "worker/effect_start",
+        "worker/proofs",
         "worker/lease",
         "migrate/files",
         "app",
         "idempotency",
         "checkpoints",
-        "plain_calls",
-        "worker/safe_block",
     )
     at = {f"taskq/{name}.py": percent.get(name.split("/")[-1], 100.0) for name in names}
     files = {

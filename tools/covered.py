@@ -28,8 +28,6 @@ DECIDING: Final = (
     "taskq/worker/lease.py",
     "taskq/idempotency.py",
     "taskq/checkpoints.py",
-    "taskq/plain_calls.py",
-    "taskq/worker/safe*.py",
     "taskq/worker/proofs.py",
     "taskq/migrate/*",
 )

@@ -398,7 +398,7 @@ class Blocks:
 
     def _raise(self, exc: BaseException) -> NoReturn:
         """Raise what went wrong in our own statements: a lost connection by one name, the rest as it is."""
-        lost = isinstance(exc, psycopg.OperationalError) and exc.sqlstate is None
+        lost = isinstance(exc, psycopg.OperationalError) and (exc.sqlstate or "08")[:3] in ("08", "080", "57P")
         if not isinstance(exc, DatabaseUnavailable) and (lost or is_connection_failure(exc)):
             raise DatabaseUnavailable(
                 f"the connection of ctx.transaction() to {describe_dsn(self._dsn)} was lost "

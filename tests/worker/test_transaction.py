@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 import asyncpg
+import psycopg
 import pytest
 from helpers import aeventually
 from proxy import proxy
@@ -778,3 +779,55 @@ async def test_in_a_thread_a_body_that_is_to_stop_does_not_wait_for_word(
             await aeventually(lambda: worker.counts.succeeded == 1, BOUND)
     assert await outcomes(made, job.id) == ["succeeded"]
     assert told == [CommitNotConfirmed]
+
+
+async def test_in_a_thread_a_commit_that_never_arrived_is_told_to_the_body(
+    run_worker: RunWorker, app: TaskQ, made: asyncpg.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[type[BaseException]] = []
+    leave = psycopg.Transaction.__exit__
+
+    def lost(self: Any, *args: Any) -> Any:
+        if self.connection.info.get_parameters().get("application_name") == "taskq transaction" and not told:
+            with psycopg.connect(dsn, autocommit=True) as other:
+                other.execute("select pg_terminate_backend(%s, 5000)", (self.connection.info.backend_pid,))
+        return leave(self, *args)
+
+    @app.task(retry=AGAIN)
+    def works(ctx: JobContext) -> None:
+        try:
+            with ctx.transaction_sync() as tx:
+                tx.conn.execute("insert into public.made values (%s, %s)", (ctx.job_id, ctx.claim_epoch))
+        except DatabaseUnavailable as exc:
+            told.append(type(exc))
+            raise
+
+    monkeypatch.setattr(psycopg.Transaction, "__exit__", lost)
+    async with run_worker():
+        job = await works.enqueue()
+        await until_status(made, job.id, "succeeded")
+    assert told == [DatabaseUnavailable]
+    assert await epochs(made, job.id) == [2]
+    assert await outcomes(made, job.id) == ["failed", "succeeded"]
+
+
+async def test_a_started_effect_in_a_thread_that_times_out_after_its_commit_has_succeeded_once(
+    run_worker: RunWorker, app: TaskQ, made: asyncpg.Connection
+) -> None:
+    goes_on = threading.Event()
+
+    @app.task(effect_class="side_effecting", timeout=0.3)
+    def works(ctx: JobContext) -> None:
+        with ctx.transaction_sync() as tx:
+            tx.conn.execute("insert into public.made values (%s, %s)", (ctx.job_id, ctx.claim_epoch))
+        goes_on.wait(BOUND)
+
+    async with run_worker() as worker:
+        job = await works.enqueue()
+        await until_status(made, job.id, "succeeded")
+        await aeventually(worker.parts.executor.stuck)
+        assert worker.parts.outbox.pending == 0, "nothing is sent for what has ended"
+        goes_on.set()
+        await aeventually(lambda: worker.counts.succeeded == 1)
+        assert (worker.counts.unknown, worker.counts.fenced_out) == (0, 0)
+    assert await outcomes(made, job.id) == ["succeeded"]
