@@ -122,3 +122,11 @@ async def test_without_reconciling_every_effect_happens_at_most_once_and_every_j
     seed: int, cluster: Cluster, start_worker: StartWorker, tmp_path: Path, survived: Survived
 ) -> None:
     await storm_over(seed, False, cluster, start_worker, tmp_path, survived)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_with_reconciling_every_job_ends_and_no_charge_is_doubled_or_lost(
+    seed: int, cluster: Cluster, start_worker: StartWorker, tmp_path: Path, survived: Survived
+) -> None:
+    storm = await storm_over(seed, True, cluster, start_worker, tmp_path, survived)
+    assert storm.woken_after_reconciling > 0, "no worker woke up after its jobs were reconciled"
