@@ -11,10 +11,11 @@ JOBS ?= 2
 # What asks no server, or the embedded one whatever the version: run once.
 ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_cli_demo.py tests/test_typing.py \
   tests/test_bounded_writes.py tests/test_policy.py tests/test_settings.py tests/test_codec_fuzz.py \
-  tests/worker/test_disposition.py tests/test_benchmarks.py tests/test_exhaustive_model.py tests/test_payments_provider.py
+  tests/worker/test_disposition.py tests/test_benchmarks.py tests/test_exhaustive_model.py tests/test_payments_provider.py \
+  tests/test_demo_payments.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check lint format types migrations unit coverage system-test system-test-long prove-laws bench bench-full test-lowest test-python test-wheel clean
+.PHONY: help install demo demo-payments test check lint format types migrations unit coverage system-test system-test-long prove-laws bench bench-full test-lowest test-python test-wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -33,6 +34,9 @@ install: $(VENV)/.dev ## Install taskq and the development tools into .venv
 
 demo: $(VENV)/.demo ## Index the standard library with two workers, kill one half-way, and compare (about a minute)
 	$(BIN)/taskq demo
+
+demo-payments: $(VENV)/.demo ## Charge 300 payments with workers that are killed and frozen: none doubled, none lost (about a minute)
+	$(BIN)/taskq demo-payments
 
 test: check unit system-test ## All that CI holds (about a quarter of an hour)
 
@@ -80,7 +84,7 @@ model: ## Search the model of claims, effects and losses: every state, then ever
 system-test: $(VENV)/.dev ## Real worker processes and real faults (some minutes)
 	$(PYTEST) system_tests
 
-system-test-long: $(VENV)/.dev ## The same, with outages as long as in life (two minutes more)
+system-test-long: $(VENV)/.dev ## The same, with outages as long as in life and more storms (a quarter of an hour)
 	SYSTEM_TEST_LONG=1 $(PYTEST) system_tests
 
 prove-laws: $(VENV)/.dev ## Take away each guard of the laws and show the test that turns red (about ten minutes)

@@ -165,7 +165,7 @@ def test_a_demo_whose_totals_differ_says_so_and_fails(cli: Cli, monkeypatch: pyt
 def test_progress_is_a_bar_on_a_terminal_and_a_line_for_each_tenth_elsewhere(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with demo._progress(20) as tell:
+    with demo.progress(20, "files", "two workers") as tell:
         for left in range(20, -1, -1):
             tell(left, "two workers")
     lines = capsys.readouterr().err.splitlines()
@@ -175,7 +175,7 @@ def test_progress_is_a_bar_on_a_terminal_and_a_line_for_each_tenth_elsewhere(
     shown = io.StringIO()
     terminal = rich.console.Console(file=shown, force_terminal=True, width=100)
     monkeypatch.setattr(rich.console, "Console", lambda **_: terminal)
-    with demo._progress(20) as tell:
+    with demo.progress(20, "files", "two workers") as tell:
         tell(5, "one worker")
     assert "15/20" in shown.getvalue()
     assert "one worker" in shown.getvalue()

@@ -34,7 +34,7 @@ ARGUMENTS = {
     "migrate new": ["name", "--kind", "pre"],
 }
 """What a command needs to be complete."""
-ELSEWHERE = {"demo", "migrate new", "migrate sql"}
+ELSEWHERE = {"demo", "demo-payments", "migrate new", "migrate sql"}
 """Commands that need no database, or make one."""
 LONG_LIVED = {"worker", "dev"}
 

@@ -6,15 +6,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from uuid import UUID
 
 import psycopg
 import pytest
+import sql as q
 from helpers import eventually
 
 from taskq.db.pools import connect_sync
 from taskq.demo import stage as module
 from taskq.demo.stage import Stage, WorkerProcess, child_environ
 from taskq.errors import TaskQError
+from taskq.worker.lease import EXIT_LEASE_LOST
 
 BUSY = "import time; time.sleep(60)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
@@ -90,9 +93,33 @@ def test_a_worker_without_a_running_job_is_not_killed(left: int, bench: Bench, c
 
 
 def test_a_worker_that_never_gets_ready_is_told_of(bench: Bench) -> None:
-    worker = bench.add("slow", BUSY)
-    with pytest.raises(TaskQError, match=r"the worker slow was not ready after 0\.3 s; see .*slow\.log"):
-        bench.stage._wait_until_live(worker)
+    bench.add("slow", BUSY)
+    with pytest.raises(TaskQError, match=r"not ready after 0\.3 s: slow; see "):
+        bench.stage.until_all_live()
+    with pytest.raises(TaskQError, match=r"no worker was ready for 0\.3 s"):
+        bench.stage.live()
+
+
+def test_a_frozen_worker_whose_jobs_stay_open_is_told_of(bench: Bench, conn: psycopg.Connection) -> None:
+    worker = bench.add("frozen", BUSY)
+    worker.worker_id = str(q.register(conn, queues=[bench.stage.queue], tasks=["index_file"]))
+    with pytest.raises(TaskQError, match="the worker frozen ran no job that its freezing could have hit"):
+        bench.stage.freeze(worker)
+    bench.enqueue(conn)
+    q.claim(conn, UUID(worker.worker_id), tasks=["index_file"], lanes=[(bench.stage.queue, 5)])
+    with pytest.raises(TaskQError, match="what the frozen worker frozen held was not settled"):
+        bench.stage.freeze(worker)
+
+
+def test_one_that_lost_its_lease_is_started_again_where_there_is_a_supervisor(bench: Bench) -> None:
+    worker = bench.add("lost", f"raise SystemExit({EXIT_LEASE_LOST})")
+    worker.process.wait(30)
+    with pytest.raises(TaskQError, match="lost ended by itself"):
+        bench.stage.until_all_live()
+    bench.stage._supervised = True
+    with pytest.raises(TaskQError, match=r"not ready after 0\.3 s: lost\+1"):
+        bench.stage.until_all_live()
+    assert [each.name for each in bench.stage.workers] == ["lost+1"]
 
 
 def test_a_worker_that_ignores_its_stop_is_killed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +140,7 @@ def test_a_stage_that_cannot_open_leaves_no_process(dsn: str, tmp_path: Path, mo
         return started[-1]
 
     monkeypatch.setattr(stage, "_start", starts)
-    with pytest.raises(TaskQError, match="was not ready"), stage.open():
+    with pytest.raises(TaskQError, match="not ready after 0 s"), stage.open():
         pytest.fail("it opened")
     assert [worker.process.returncode is None for worker in started] == [False, False]
 

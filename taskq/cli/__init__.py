@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "worker": ("taskq.cli.worker", "Run a worker for an app."),
     "dev": ("taskq.cli.dev", "Start a PostgreSQL for development, and a worker beside it."),
     "demo": ("taskq.cli.demo", "See a worker killed half-way, and nothing lost."),
+    "demo-payments": ("taskq.cli.demo_payments", "See charges survive kills: none doubled, none lost."),
     "enqueue": ("taskq.cli.enqueue", "Enqueue one job and print its id."),
     "jobs": ("taskq.cli.jobs", "Look at jobs and steer them."),
     "effects": ("taskq.cli.effects", "Look at terminal effects, settle and retry them."),

@@ -17,7 +17,7 @@ from taskq.cli.options import JsonOption, SchemaOption
 if TYPE_CHECKING:
     from taskq.demo.report import Report
 
-__all__ = ["command"]
+__all__ = ["command", "database", "progress"]
 
 SHORTEST = 4.0
 """Seconds that the indexing of a small folder is made to last."""
@@ -57,7 +57,7 @@ def command(
     try:
         # For root the server runs as another user, who must be able to pass through.
         work.chmod(0o711)
-        with _database(dsn, work) as found:
+        with database(dsn, work) as found:
             report = _play(found, settings.schema, files, work, own=dsn is None)
     finally:
         if keep:
@@ -78,7 +78,8 @@ def command(
 
 
 @contextmanager
-def _database(dsn: str | None, work: Path) -> Iterator[str]:
+def database(dsn: str | None, work: Path) -> Iterator[str]:
+    """The database at a DSN, or where there is none a server of its own in the folder ``work``."""
     if dsn is not None:
         yield dsn
         return
@@ -97,7 +98,7 @@ def _play(dsn: str, schema: str, files: list[str], work: Path, *, own: bool) -> 
 
     migrate.up(dsn, schema)
     app.use_database(dsn, schema)
-    with Stage(dsn, schema, work).open() as stage, _progress(len(files)) as tell:
+    with Stage(dsn, schema, work).open() as stage, progress(len(files), "files", "two workers") as tell:
         began = time.monotonic()
         pause = SHORTEST * 2 * CONCURRENCY / len(files) if len(files) < 500 else 0.0
         task = index_file.using(queue=stage.queue)
@@ -133,8 +134,8 @@ def _play(dsn: str, schema: str, files: list[str], work: Path, *, own: bool) -> 
 
 
 @contextmanager
-def _progress(total: int) -> Iterator[Callable[[int, str], None]]:
-    """A way to tell how many jobs are left: in place on a terminal, else a line for each tenth."""
+def progress(total: int, what: str, who: str) -> Iterator[Callable[[int, str], None]]:
+    """A way to tell how many jobs are left, and what goes on: in place on a terminal, else a line for each tenth."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -148,17 +149,17 @@ def _progress(total: int) -> Iterator[Callable[[int, str], None]]:
             tenth = 10 * (total - left) // total
             if tenth not in tenths:
                 tenths.add(tenth)
-                note(f"{total - left} of {total} files: {who}")
+                note(f"{total - left} of {total} {what}: {who}")
 
         yield tell
         return
     columns = (
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("files"),
+        TextColumn(what),
         TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
     with Progress(*columns, console=console) as bar:
-        shown = bar.add_task("two workers", total=total)
+        shown = bar.add_task(who, total=total)
         yield lambda left, who: bar.update(shown, completed=total - left, description=who)

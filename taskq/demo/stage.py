@@ -1,4 +1,4 @@
-"""The workers of the demonstration: real processes, one of which is killed while it holds running jobs."""
+"""The workers of a demonstration: real processes, which are killed or frozen while they hold running jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from taskq.client.answers import translated
 from taskq.db.pools import connect_sync
 from taskq.db.queries import load
 from taskq.errors import TaskQError
+from taskq.worker.lease import EXIT_LEASE_LOST
 
 __all__ = ["CONCURRENCY", "Stage", "WorkerProcess", "child_environ"]
 
@@ -60,14 +61,43 @@ class WorkerProcess:
 
 
 class Stage:
-    """Two workers on a queue of their own in a migrated database, from ``start`` until the block ends."""
+    """Workers on a queue of their own in a migrated database, from ``open`` until the block ends.
 
-    def __init__(self, dsn: str, schema: str, folder: Path) -> None:
+    Args:
+        dsn: The database.
+        schema: The schema.
+        folder: Where the workers' logs go.
+        app: The app that they run.
+        workers: How many there are.
+        concurrency: Jobs that each runs at once.
+        queue: Their queue; by default one of this play alone.
+        environ: What else their environment has.
+        supervised: Whether one that ended because it lost its lease is started again, as a supervisor would.
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        schema: str,
+        folder: Path,
+        *,
+        app: str = "taskq.demo.tasks:app",
+        workers: int = 2,
+        concurrency: int = CONCURRENCY,
+        queue: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        supervised: bool = False,
+    ) -> None:
         self._dsn = dsn
         self._schema = schema
         self._folder = folder
+        self._app = app
+        self._number = workers
+        self._concurrency = concurrency
+        self._environ = dict(environ or {})
+        self._supervised = supervised
         self._queries = load("demo", schema)
-        self.queue = f"demo-{int(time.time())}-{os.getpid()}"
+        self.queue = queue or f"demo-{int(time.time())}-{os.getpid()}"
         self.workers: list[WorkerProcess] = []
 
     @contextmanager
@@ -75,14 +105,14 @@ class Stage:
         """Start the workers, wait until both claim; stop whatever is left of them at the end."""
         self._connection = connect_sync(self._dsn, name="taskq demo", prepare_threshold=None)
         try:
-            for number in (1, 2):
+            for number in range(1, self._number + 1):
                 self.workers.append(self._start(f"demo-{os.getpid()}-{number}"))
-            for worker in self.workers:
-                self._wait_until_live(worker)
+            self.until_all_live()
             yield self
         finally:
             for worker in self.workers:
                 with suppress(ProcessLookupError):
+                    worker.process.send_signal(signal.SIGCONT)
                     worker.process.terminate()
             for worker in self.workers:
                 self._end(worker)
@@ -111,8 +141,8 @@ class Stage:
             if now_left != left:
                 left, moved_at = now_left, time.monotonic()
                 progress(left)
-            for worker in self.workers:
-                worker.check()
+            for worker in list(self.workers):
+                self._look_after(worker)
             if time.monotonic() - moved_at > STALLED_AFTER:
                 raise TaskQError(f"no job has finished for {STALLED_AFTER:g} s, {left} are left; see {self._folder}")
         progress(left)
@@ -138,9 +168,78 @@ class Stage:
                 return held
             worker.process.send_signal(signal.SIGCONT)
             time.sleep(LOOK_EVERY)
+            self._is_live(worker)  # it may have a new id
             if not self.number("remaining", self.queue):
                 break
         raise TaskQError(f"the worker {worker.name} held no running job that its kill could have lost; try again")
+
+    def replace(self, worker: WorkerProcess) -> WorkerProcess:
+        """Start another worker in the place of one that has ended."""
+        if worker in self.workers:
+            self.workers.remove(worker)
+        name, _, turn = worker.name.partition("+")
+        self.workers.append(self._start(f"{name}+{int(turn or 0) + 1}"))
+        return self.workers[-1]
+
+    def _look_after(self, worker: WorkerProcess) -> None:
+        if self._supervised and worker.process.poll() == EXIT_LEASE_LOST:
+            self.replace(worker)
+        else:
+            worker.check()
+
+    def freeze(self, worker: WorkerProcess) -> int:
+        """Freeze a worker (SIGSTOP) that runs jobs, until it is lost and nothing that it held is open; give how many.
+
+        Raises:
+            TaskQError: It never ran a job, or was not declared lost within a minute, or its jobs stayed open.
+        """
+        deadline = time.monotonic() + STALLED_AFTER
+        while time.monotonic() < deadline:
+            worker.check()
+            worker.process.send_signal(signal.SIGSTOP)
+            time.sleep(LOOK_EVERY)  # what it had sent before it stopped is still being answered
+            if held := self.number("held_by", worker.worker_id):
+                self._until_taken_from(worker, deadline)
+                worker.process.send_signal(signal.SIGCONT)
+                return held
+            worker.process.send_signal(signal.SIGCONT)
+            time.sleep(LOOK_EVERY)
+            self._is_live(worker)  # it may have a new id
+        raise TaskQError(f"the worker {worker.name} ran no job that its freezing could have hit; try again")
+
+    def _until_taken_from(self, worker: WorkerProcess, deadline: float) -> None:
+        while self.number("open_of", worker.worker_id):
+            if time.monotonic() > deadline:
+                raise TaskQError(f"what the frozen worker {worker.name} held was not settled; see {self._folder}")
+            time.sleep(LOOK_EVERY)
+
+    def live(self) -> list[WorkerProcess]:
+        """Those that claim, at least one.
+
+        Raises:
+            TaskQError: None does, for a minute.
+        """
+        deadline = time.monotonic() + STALLED_AFTER
+        while not (found := [worker for worker in self.workers if self._is_live(worker)]):
+            if time.monotonic() > deadline:
+                raise TaskQError(f"no worker was ready for {STALLED_AFTER:g} s; see {self._folder}")
+            time.sleep(LOOK_EVERY)
+        return found
+
+    def until_all_live(self) -> None:
+        """Wait until all workers claim, under new ids where they were lost.
+
+        Raises:
+            TaskQError: One ended by itself, or was not ready within a minute.
+        """
+        deadline = time.monotonic() + STALLED_AFTER
+        while waiting := [worker for worker in self.workers if not self._is_live(worker)]:
+            for worker in waiting:
+                self._look_after(worker)
+            if time.monotonic() > deadline:
+                names = ", ".join(worker.name for worker in waiting)
+                raise TaskQError(f"not ready after {STALLED_AFTER:g} s: {names}; see {self._folder}")
+            time.sleep(LOOK_EVERY)
 
     def stop(self, worker: WorkerProcess) -> int:
         """Stop a worker in good order; give its exit code."""
@@ -153,7 +252,7 @@ class Stage:
         log = self._folder / f"{name}.log"
         options = {
             "--queue": self.queue,
-            "--concurrency": str(CONCURRENCY),
+            "--concurrency": str(self._concurrency),
             "--lease": str(LEASE),
             "--poll-interval": "0.2",
             "--name": name,
@@ -162,25 +261,22 @@ class Stage:
         arguments = [part for pair in options.items() for part in pair]
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "taskq", "worker", "taskq.demo.tasks:app", *arguments],
+                [sys.executable, "-m", "taskq", "worker", self._app, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=self._folder,
                 # The DSN goes by the environment: the command line of a process can be read by everyone.
-                env={**child_environ(), "TASKQ_DSN": self._dsn},
+                env={**child_environ(), **self._environ, "TASKQ_DSN": self._dsn},
             )
         return WorkerProcess(name, process, log)
 
-    def _wait_until_live(self, worker: WorkerProcess) -> None:
-        deadline = time.monotonic() + STALLED_AFTER
-        while time.monotonic() < deadline:
-            worker.check()
-            if (found := self.rows("worker", worker.name)) and found[0]["status"] == "live":
-                worker.worker_id = found[0]["id"]
-                return
-            time.sleep(LOOK_EVERY)
-        raise TaskQError(f"the worker {worker.name} was not ready after {STALLED_AFTER:g} s; see {worker.log}")
+    def _is_live(self, worker: WorkerProcess) -> bool:
+        found = self.rows("worker", worker.name)
+        if not found or found[0]["status"] != "live":
+            return False
+        worker.worker_id = found[0]["id"]
+        return True
 
     def _end(self, worker: WorkerProcess) -> None:
         try:

@@ -27,3 +27,27 @@ select count(*)::int as n from {{schema}}.ledger l
 -- Every violation of the laws: everything, or with $2 what finished since that job was made.
 select c.law, c.code, c.job_id::text as job_id, c.detail
   from {{schema}}.check_invariants($1::text, case when $1::text = 'since' then {{schema}}.id_time($2::text::uuid) end) c;
+
+-- name: open_of
+-- What keeps a frozen worker from being past: that it is not lost yet, and what it claimed and is not settled.
+select (select count(*)::int from {{schema}}.jobs j where j.claimed_by = w.id)
+       + (w.status <> 'lost')::int as n from {{schema}}.workers w where w.id = $1::text::uuid;
+
+-- name: unknowns
+-- How attempts of these jobs came to be unknown, and how each of them ended in the end; null for one that is open.
+select u.reason, a.outcome, count(*)::int as n
+  from {{schema}}.unknowns u
+  left join {{schema}}.attempts a on a.job_id = u.job_id and a.claim_epoch = u.claim_epoch
+ where u.job_id = any ($1::text[]::uuid[])
+ group by u.reason, a.outcome order by u.reason, a.outcome;
+
+-- name: resolutions
+-- What was decided of unknown outcomes of these jobs.
+select u.details ->> 'happened' = 'true' as happened, count(*)::int as n from {{schema}}.audit u
+ where u.action = 'resolve' and u.subject = any ($1::text[]) group by 1;
+
+-- name: effects
+-- The terminal effects of these jobs, and what the body of each returned.
+select e.owner_job_id::text as owner, e.settled, h.result #>> '{}' as result
+  from {{schema}}.effects e left join {{schema}}.history h on h.id = e.job_id
+ where e.owner_job_id = any ($1::text[]::uuid[]);

@@ -110,9 +110,13 @@ class ProviderClient:
             raise NotSent(f"the provider could not be reached: {str(exc) or type(exc).__name__}") from None
         try:
             writer.write(request)
-            head, _, body = (await asyncio.wait_for(reader.read(), self._timeout)).partition(b"\r\n\r\n")
-            return int(head.split(b" ")[1]), json.loads(body)
-        except (OSError, TimeoutError, IndexError, ValueError) as exc:
+            answer = await asyncio.wait_for(reader.read(), self._timeout)
+        except (OSError, TimeoutError) as exc:
             raise NoAnswer(f"no answer came from the provider: {str(exc) or type(exc).__name__}") from None
         finally:
             writer.close()
+        try:
+            head, _, body = answer.partition(b"\r\n\r\n")
+            return int(head.split(b" ")[1]), json.loads(body)
+        except (IndexError, ValueError):
+            raise NoAnswer(f"the provider closed the connection after {len(answer)} bytes, no answer") from None

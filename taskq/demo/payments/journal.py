@@ -95,9 +95,9 @@ class Ledger:
         """How many charges were made under a key."""
         return sum(e.key == key for e in self._of("charged"))
 
-    def count(self, event: Event) -> int:
-        """How many lines are of this event."""
-        return sum(1 for _ in self._of(event))
+    def events(self) -> dict[str, int]:
+        """How many lines there are of each event."""
+        return dict(Counter(entry.event for entry in self.entries))
 
     def _of(self, event: Event) -> Iterator[Entry]:
         return (e for e in self.entries if e.event == event)

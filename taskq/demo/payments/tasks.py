@@ -1,0 +1,101 @@
+"""The app of the demonstration: charges, what asks the provider about them, and the refunds of those that failed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from taskq import (
+    DidNotHappen,
+    Happened,
+    JobContext,
+    OutcomeUnknown,
+    ReconcileContext,
+    Ref,
+    Retry,
+    RetryAfter,
+    TaskQ,
+    TerminalEffect,
+    constant,
+)
+from taskq.demo.payments.client import NoAnswer, NotSent, ProviderClient
+from taskq.idempotency import idempotency_key
+
+__all__ = ["PROVIDER", "QUEUE", "OutOfStock", "app", "charge", "refund", "what_became_of_it"]
+
+QUEUE = "taskq-demo-payments"
+PROVIDER = "DEMO_PAYMENTS_PROVIDER"
+"""The environment variable with the provider's address."""
+
+app = TaskQ()
+
+
+class OutOfStock(Exception):
+    """Told after the charge: what was paid for is not there, so the money goes back."""
+
+
+def _provider() -> ProviderClient:
+    return ProviderClient(os.environ[PROVIDER])
+
+
+async def what_became_of_it(
+    ctx: ReconcileContext, payment: str, cents: int, pause: float, in_stock: bool
+) -> Happened[str] | DidNotHappen:
+    """Close the key at the provider, so that what came of it by now is final, and say what that is."""
+    told = await _provider().void(ctx.idempotency_key)
+    return Happened(f"charged {told.cents}") if told.state == "charged" else DidNotHappen()
+
+
+@app.task(
+    name="taskq.demo.charge",
+    queue=QUEUE,
+    effect_class="side_effecting",
+    timeout="20s",
+    max_recoveries=20,
+    reconcile=what_became_of_it,
+    reconcile_retry=Retry(20, constant("300ms")),
+    effects=[
+        TerminalEffect(
+            "taskq.demo.refund",
+            on={"failed", "cancelled"},
+            payload={"payment": Ref.arg("payment"), "cents": Ref.arg("cents")},
+        )
+    ],
+)
+async def charge(ctx: JobContext, payment: str, cents: int, pause: float, in_stock: bool) -> str:
+    """Charge a card, once.
+
+    Args:
+        ctx: Has the key that the provider knows the charge by.
+        payment: What is paid, as the provider's journal names it.
+        cents: How much.
+        pause: Seconds until the body returns, in which it can be killed after its effect.
+        in_stock: Whether what is paid for is there; otherwise it fails after the charge.
+    """
+    try:
+        await _provider().charge(ctx.idempotency_key, payment, cents)
+    except NotSent as exc:
+        raise RetryAfter("300ms", str(exc)) from None
+    except NoAnswer as exc:
+        raise OutcomeUnknown(str(exc)) from None
+    await asyncio.sleep(pause)
+    if not in_stock:
+        raise OutOfStock(payment)
+    return f"charged {cents}"
+
+
+@app.task(
+    name="taskq.demo.refund",
+    queue=QUEUE,
+    retry=Retry(20, constant("300ms")),
+    max_recoveries=20,
+    timeout="20s",
+)
+async def refund(ctx: JobContext, payment: str, cents: int) -> str:
+    """Give back what a charge that failed has taken; runs because the job of that charge has ended.
+
+    Safe to repeat: the provider refunds once for each key.
+    """
+    assert ctx.effect is not None
+    told = await _provider().refund(ctx.idempotency_key, idempotency_key(ctx.effect.owner_job_id), payment, cents)
+    return told.state
