@@ -96,8 +96,8 @@ def test_a_worker_that_never_gets_ready_is_told_of(bench: Bench) -> None:
     bench.add("slow", BUSY)
     with pytest.raises(TaskQError, match=r"not ready after 0\.3 s: slow; see "):
         bench.stage.until_all_live()
-    with pytest.raises(TaskQError, match=r"no worker was ready for 0\.3 s"):
-        bench.stage.live()
+    with pytest.raises(TaskQError, match=r"no worker ran a job for 0\.3 s"):
+        bench.stage.busy()
 
 
 def test_a_frozen_worker_whose_jobs_stay_open_is_told_of(bench: Bench, conn: psycopg.Connection) -> None:

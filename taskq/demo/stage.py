@@ -213,18 +213,22 @@ class Stage:
                 raise TaskQError(f"what the frozen worker {worker.name} held was not settled; see {self._folder}")
             time.sleep(LOOK_EVERY)
 
-    def live(self) -> list[WorkerProcess]:
-        """Those that claim, at least one.
+    def busy(self) -> list[WorkerProcess]:
+        """Those that run jobs, at least one.
 
         Raises:
             TaskQError: None does, for a minute.
         """
         deadline = time.monotonic() + STALLED_AFTER
-        while not (found := [worker for worker in self.workers if self._is_live(worker)]):
+        while True:
+            for worker in list(self.workers):
+                self._look_after(worker)
+            live = [worker for worker in self.workers if self._is_live(worker)]
+            if found := [worker for worker in live if self.number("held_by", worker.worker_id)]:
+                return found
             if time.monotonic() > deadline:
-                raise TaskQError(f"no worker was ready for {STALLED_AFTER:g} s; see {self._folder}")
+                raise TaskQError(f"no worker ran a job for {STALLED_AFTER:g} s; see {self._folder}")
             time.sleep(LOOK_EVERY)
-        return found
 
     def until_all_live(self) -> None:
         """Wait until all workers claim, under new ids where they were lost.

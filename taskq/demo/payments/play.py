@@ -17,6 +17,8 @@ __all__ = ["WORKERS", "play"]
 
 WORKERS = 3
 CONCURRENCY = 5
+SHORTEST = 15.0
+"""Seconds that few payments are made to last, so that there is time to strike."""
 RATES = {"hang": 0.01, "drop": 0.03, "do_and_hang": 0.01, "fail": 0.02, "decline": 0.04}
 TOLD = {"payment-3": ["hang"], "payment-5": ["drop"], "payment-7": ["fail"], "payment-9": ["decline"]}
 """So that each is seen, whatever the seed."""
@@ -58,11 +60,12 @@ def play(
             supervised=True,
         )
         with stage.open():
+            pause = max(0.8, SHORTEST * WORKERS * CONCURRENCY / payments)
             # Behind hooks and refunds, which have the priority of their tasks.
             later = charge.using(priority=4)
             jobs = app.enqueue_many_sync(
                 [
-                    later.job(f"payment-{n}", 500 + n, 0.4 + rand.random() * 0.8, n % 23 != 0)
+                    later.job(f"payment-{n}", 500 + n, pause * (0.5 + rand.random()), n % 12 != 0)
                     for n in range(1, payments + 1)
                 ]
             )
@@ -83,7 +86,7 @@ def _strike(stage: Stage, payments: int, rand: random.Random, tell: Callable[[in
     doing = "three workers"
     for kind, remaining in zip(kinds, lefts, strict=True):
         stage.run_until(remaining, lambda left, doing=doing: tell(left, doing))  # type: ignore[misc]
-        worker = rand.choice(stage.live())
+        worker = rand.choice(stage.busy())
         if kind == "kill":
             held = stage.kill(worker)
             strikes.append(Strike("killed", worker.name, held))
