@@ -239,10 +239,12 @@ async def test_a_fence_that_is_lost_inside_of_the_block_takes_everything_back(
     assert len(events.of("job.fenced_out")) == 1
 
 
+@pytest.mark.parametrize("in_a_thread", [False, True])
 async def test_a_block_does_not_begin_on_an_attempt_that_was_taken_away(
-    run_worker: RunWorker, app: TaskQ, made: asyncpg.Connection, gates: Gates
+    run_worker: RunWorker, app: TaskQ, made: asyncpg.Connection, gates: Gates, in_a_thread: bool
 ) -> None:
     began: list[int] = []
+    opened = threading.Event()
 
     @app.task
     async def works(ctx: JobContext) -> None:
@@ -254,15 +256,17 @@ async def test_a_block_does_not_begin_on_an_attempt_that_was_taken_away(
     @app.task
     def works_in_a_thread(ctx: JobContext) -> None:
         if ctx.claim_epoch == 1:
-            asyncio.run(gates.wait("thread"))
+            gates.reached.append("gate")
+            assert opened.wait(BOUND)
         with ctx.transaction_sync():
             began.append(ctx.claim_epoch)
 
     async with run_worker(**UNTOLD):
-        job = await works.enqueue()
+        job = await (works_in_a_thread if in_a_thread else works).enqueue()
         await gates.until_reached()
         await take_away(made, job.id)
         gates.open()
+        opened.set()
         await until_status(made, job.id, "succeeded")
     assert began == [2]
 
