@@ -365,7 +365,8 @@ class TaskQ:
             job_id: The job.
             happened: Whether its effect happened: it has then succeeded; otherwise it is cancelled if that was asked
                 for, else it runs again, with the same idempotency key. So say False only once it can no longer
-                happen: the provider has closed the key, or the process that ran the body is proven dead.
+                happen: the provider has closed the key, or the process that ran the body is dead and no request of it
+                is still on its way.
             reason: What was checked; it goes on the record.
             result: What the body would have returned; with ``happened=True`` only.
             actor: Who decides; the database's user by default.

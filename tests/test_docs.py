@@ -116,6 +116,26 @@ def test_every_guarantee_of_the_readme_names_a_test() -> None:
     assert [row for row in rows if not re.search(r"`(tests|system_tests)/[\w/.]+::\w+`", row)] == []
 
 
+def section_of(page: str, heading: str) -> str:
+    return text_of(page).split(f"\n## {heading}\n")[1].split("\n## ")[0]
+
+
+SHOWN = r"`(tests|system_tests)/[\w/.]+\.py::\w+`"
+
+
+def test_every_fault_of_the_guarantees_names_its_test() -> None:
+    table = section_of("docs/guarantees.md", "From fault to outcome")
+    rows = [line for line in table.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) > 50
+    assert [row for row in rows if not re.search(rf"\| {SHOWN} \|$", row)] == []
+
+
+def test_what_is_not_guaranteed_names_its_test_or_says_that_there_is_none() -> None:
+    lines = section_of("docs/guarantees.md", "What is not guaranteed").split("\n- ")[1:]
+    assert len(lines) > 10
+    assert [line for line in lines if not re.search(rf"\((not tested|{SHOWN})\)\.\s*$", line)] == []
+
+
 def test_every_violation_that_can_be_reported_is_explained() -> None:
     source = "".join(p.read_text() for p in ROOT.glob("migrations/*invariants*.sql"))
     codes = set(re.findall(r"(?:select|\() ?[1-8], '(\w+)'", source))

@@ -323,8 +323,9 @@ def resolve(
     """Decide the outcome of a job that is unknown, once and on the record.
 
     Say --did-not-happen only once it can no longer happen: the provider has closed the key (a void, a tombstone, a
-    refused idempotency key), or the process that ran it is proven dead. That the provider has nothing under the key is
-    not enough: a process that was only frozen wakes up and does it. Until you are certain, leave it unknown.
+    refused idempotency key), or the process that ran it is dead and no request of it is still on its way. That the
+    provider has nothing under the key is not enough: a process that was only frozen wakes up and does it. Until you are
+    certain, leave it unknown.
     """
     from taskq.cli.unknown import resolve_one
 

@@ -17,7 +17,7 @@ __all__ = ["list_unknown", "reconcile_one", "resolve_one"]
 
 RULE = (
     "it runs again with the same idempotency key; say so only if it can no longer happen: the provider has closed the "
-    "key, or the process that ran it is proven dead"
+    "key, or the process that ran it is dead and no request of it is still on its way"
 )
 """What follows from "did not happen", and when it may be said."""
 

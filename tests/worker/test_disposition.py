@@ -127,6 +127,8 @@ EFFECTS: list[tuple[str, ExecutionPolicy, BodyEnd, str, str | None, str | None]]
     ("snooze", NAMED, Raised(Snooze(5)), "snooze", "Snooze", None),
     ("gave up when told to cancel", NAMED, Raised(CANCELLED), "cancelled", None, None),
     ("result", NAMED, Raised(errors.ResultNotStorable("x")), "failed", "ResultNotStorable", None),
+    ("not owned any more", NAMED, Raised(errors.FencedOut("x")), "failed", "FencedOut", None),
+    ("not proven to be owned", NAMED, Raised(errors.OwnershipNotProven("x")), "failed", "OwnershipNotProven", None),
     ("told", NAMED, Raised(OutcomeUnknown("x")), "unknown", "OutcomeUnknown", "told"),
     (
         "told in a child",
