@@ -156,7 +156,7 @@ def test_cancelling_in_batches_leaves_a_record_of_each(cli: Cli, conn: Conn, mon
         assert selection["since"].startswith("20")  # an instant, whatever "1h" will mean later
     assert len(cli.ok("audit", "list", "--action", "cancel", "--json").json) == 9
     [one] = cli.ok("audit", "list", "--subject", str(running["job_id"]), "--json").json
-    assert one["details"] == {"answer": "requested"}
+    assert one["details"] == {"answer": "requested", "effect_started": False}
     # Again: the one that was asked for already is not asked for again.
     assert cli.ok("jobs", "cancel", "-q", "q", "--yes").out.startswith("no jobs match")
 

@@ -181,6 +181,9 @@ def _of_effect(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Dispositi
             return unknown("process_died", errors.describe(exc))
         case Raised(exc) if not isinstance(exc, _OWN_WORD):
             named = policy.retry.on is not None and policy.retry.retries(exc)
+            if isinstance(exc, (errors.FencedOut, errors.OwnershipNotProven)) and not named:
+                # It says where the body stopped, not how far it had come before.
+                return unknown("not_confirmed", errors.describe(exc))
             return _charged(claim, policy, errors.describe(exc), named)
         case RaisedElsewhere(error, kinds):
             named = policy.retry.on is not None and _FINAL.isdisjoint(kinds) and policy.retry.retries_kinds(kinds)

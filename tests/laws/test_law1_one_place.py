@@ -70,7 +70,7 @@ def test_an_end_carries_every_column_to_history(conn: Conn) -> None:
         meta={"trace": "x"},
         unique_key="k",
         unique_scope="s",
-        effect_class="pure",
+        effect_class="side_effecting",
         max_attempts=9,
     )
     for outcome in BACK:

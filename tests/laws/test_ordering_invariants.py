@@ -46,26 +46,27 @@ def lines(conn: Conn) -> Lines:
 GIVE = "update taskq.jobs set status = 'pending', held_reason = null where id = %s"
 
 
-@pytest.mark.parametrize(
-    ("code", "whose", "forge"),
-    [
-        ("ordering_two_at_once", "second", GIVE),
-        ("ordering_two_at_once", "behind_unknown", GIVE),
-        # Whose line it would be, had the one before it not been taken away.
-        ("ordering_waits_for_nothing", "second", "update taskq.jobs set ordering_key = 'k2' where id = %s"),
-        (
-            "ordering_waits_for_nothing",
-            "halted",
-            "delete from taskq.ordering_halts where job_id <> %s and key = 'halted'",
-        ),
-        ("ordering_past_halt", "halted", GIVE),
-        (
-            "ordering_halted_by_unfinished",
-            "running",
-            "insert into taskq.ordering_halts (key, job_id, halted_at) values ('k', %s, now())",
-        ),
-    ],
-)
+FORGED_LINES = [
+    ("ordering_two_at_once", "second", GIVE),
+    ("ordering_two_at_once", "behind_unknown", GIVE),
+    # Whose line it would be, had the one before it not been taken away.
+    ("ordering_waits_for_nothing", "second", "update taskq.jobs set ordering_key = 'k2' where id = %s"),
+    (
+        "ordering_waits_for_nothing",
+        "halted",
+        "delete from taskq.ordering_halts where job_id <> %s and key = 'halted'",
+    ),
+    ("ordering_past_halt", "halted", GIVE),
+    (
+        "ordering_halted_by_unfinished",
+        "running",
+        "insert into taskq.ordering_halts (key, job_id, halted_at) values ('k', %s, now())",
+    ),
+]
+"""Codes, the job of ``lines`` that each is told of, and how its line is forged; one more is below."""
+
+
+@pytest.mark.parametrize(("code", "whose", "forge"), FORGED_LINES)
 def test_a_forged_line_is_reported(conn: Conn, lines: Lines, code: str, whose: str, forge: str) -> None:
     job = getattr(lines, whose)
     conn.execute("drop index taskq.jobs_ordering_turn")

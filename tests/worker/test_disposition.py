@@ -113,6 +113,8 @@ def test_however_often_it_has_failed_the_next_try_has_a_date(attempt: int) -> No
 
 
 NAMED = replace(POLICY, effect_class="side_effecting", retry=Retry(3, constant("7s"), on=(TimeoutError,)))
+UNPROVEN = errors.OwnershipNotProven("x")
+OWNED = replace(NAMED, retry=Retry(3, on=(errors.OwnershipNotProven,)))
 LOST_CHILD = errors.ProcessDied("gone", signal=9)
 EFFECTS: list[tuple[str, ExecutionPolicy, BodyEnd, str, str | None, str | None]] = [
     # what, policy, how the body ended that had started its effect, outcome, type of the error, reason for being unknown
@@ -127,8 +129,9 @@ EFFECTS: list[tuple[str, ExecutionPolicy, BodyEnd, str, str | None, str | None]]
     ("snooze", NAMED, Raised(Snooze(5)), "snooze", "Snooze", None),
     ("gave up when told to cancel", NAMED, Raised(CANCELLED), "cancelled", None, None),
     ("result", NAMED, Raised(errors.ResultNotStorable("x")), "failed", "ResultNotStorable", None),
-    ("not owned any more", NAMED, Raised(errors.FencedOut("x")), "failed", "FencedOut", None),
-    ("not proven to be owned", NAMED, Raised(errors.OwnershipNotProven("x")), "failed", "OwnershipNotProven", None),
+    ("not owned any more", NAMED, Raised(errors.FencedOut("x")), "unknown", "FencedOut", "not_confirmed"),
+    ("not proven to be owned", NAMED, Raised(UNPROVEN), "unknown", "OwnershipNotProven", "not_confirmed"),
+    ("not owned, and named", OWNED, Raised(UNPROVEN), "retry", "OwnershipNotProven", None),
     ("told", NAMED, Raised(OutcomeUnknown("x")), "unknown", "OutcomeUnknown", "told"),
     (
         "told in a child",
