@@ -82,7 +82,7 @@ comment on column {{schema}}.jobs.releases is 'How often a stopping worker hande
 comment on column {{schema}}.jobs.generation is 'How often the finished job has been reopened.';
 comment on column {{schema}}.jobs.pruned_attempts is 'Ended attempts whose ledger partition has been dropped.';
 comment on column {{schema}}.jobs.required_worker_schema is 'The capability level that a worker must have to run it; null for none.';
-comment on column {{schema}}.jobs.key_generation is 'The generation that its outside idempotency key carries; null while no effects were promised for an earlier generation.';
+comment on column {{schema}}.jobs.key_generation is 'The generation that its outside idempotency key carries; null while no effect has undone an earlier generation.';
 comment on column {{schema}}.jobs.checkpoint_version is 'How often its checkpoint has moved; null for never.';
 comment on column {{schema}}.jobs.priority is '0 to 9, higher first.';
 comment on column {{schema}}.jobs.has_effects is 'True where its policy promises terminal effects; null for none.';
@@ -173,7 +173,7 @@ comment on column {{schema}}.history.releases is 'How often a stopping worker ha
 comment on column {{schema}}.history.generation is 'How often it had been reopened.';
 comment on column {{schema}}.history.pruned_attempts is 'Ended attempts whose ledger partition has been dropped.';
 comment on column {{schema}}.history.required_worker_schema is 'The capability level that it required.';
-comment on column {{schema}}.history.key_generation is 'The generation that its outside idempotency key carries; null while no effects were promised for an earlier generation.';
+comment on column {{schema}}.history.key_generation is 'The generation that its outside idempotency key carried; null while no effect had undone an earlier generation.';
 comment on column {{schema}}.history.checkpoint_version is 'How often its checkpoint has moved; null for never.';
 comment on column {{schema}}.history.priority is '0 to 9, higher first.';
 comment on column {{schema}}.history.has_effects is 'True where its policy promises terminal effects; null for none.';

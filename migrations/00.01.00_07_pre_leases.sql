@@ -316,7 +316,7 @@ begin
      or exists (select from {{schema}}.jobs e where e.status = 'pending' and e.attempt >= e.max_attempts) then
     return query select 'duty'::text, 'sweep'::text, null::integer;
   end if;
-  if exists (select from {{schema}}.ordering_keys) then
+  if exists (select from {{schema}}.ordering_keys) or exists (select from {{schema}}.ordering_rechecks) then
     return query select 'duty'::text, 'sweep_orderings'::text, null::integer;
   end if;
 end $$;

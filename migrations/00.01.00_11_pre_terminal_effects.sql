@@ -16,6 +16,7 @@ create table {{schema}}.effect_intents (
   job_id uuid unique,
   fingerprint bytea,
   depth integer not null check (depth >= 1),
+  undoes boolean not null default false,
   fault text check (fault in ('broken', 'refused')),
   error jsonb,
   created_at timestamptz not null,
@@ -40,6 +41,7 @@ comment on column {{schema}}.effect_intents.task is 'The task of the effect.';
 comment on column {{schema}}.effect_intents.job_id is 'The job that carries the effect out; null while there is none.';
 comment on column {{schema}}.effect_intents.fingerprint is 'SHA-256 of the task and payload of that job, as promised.';
 comment on column {{schema}}.effect_intents.depth is 'Place in a chain of effects of effects, from 1.';
+comment on column {{schema}}.effect_intents.undoes is 'Whether it takes back what its owner did, as declared: once it has succeeded, a reopened owner has a new idempotency key.';
 comment on column {{schema}}.effect_intents.fault is 'Why there is no job: broken (it could not be made) or refused (the chain is too long); null where there is one.';
 comment on column {{schema}}.effect_intents.error is 'What was wrong, where there is a fault: a JSON object with type and message.';
 comment on column {{schema}}.effect_intents.created_at is 'When the owner ended.';
@@ -160,9 +162,9 @@ begin
       end;
     end if;
     -- The key is unique: a second end of one generation cannot be stored at all.
-    insert into {{schema}}.effect_intents (id, effect_key, owner_job_id, owner_task, generation, name, status, task, job_id, fingerprint, depth, fault, error, created_at)
+    insert into {{schema}}.effect_intents (id, effect_key, owner_job_id, owner_task, generation, name, status, task, job_id, fingerprint, depth, undoes, fault, error, created_at)
       values ({{schema}}.new_id(), v_key, p_owner.id, p_owner.task, p_owner.generation, v_effect.name, p_owner.status, v_effect.spec ->> 'task',
-        v_job, v_print, v_depth, v_fault, v_error, p_owner.finished_at);
+        v_job, v_print, v_depth, coalesce(v_effect.spec -> 'undoes' = 'true', false), v_fault, v_error, p_owner.finished_at);
   end loop;
 end $$;
 comment on function {{schema}}.promise({{schema}}.history) is
@@ -223,7 +225,10 @@ begin
       detail = jsonb_build_object('job_id', p_old.id, 'effects', v_keys)::text,
       hint = 'Wait until they have succeeded, cancel their jobs, or settle them with a reason: taskq effects list --owner ' || p_old.id || '.';
   end if;
-  return case when exists (select from {{schema}}.effect_intents i where i.owner_job_id = p_old.id and i.generation = p_old.generation)
+  -- The key stays while nothing was undone: under another one the provider would do again what it has done.
+  return case when exists (
+      select from {{schema}}.effect_intents i join {{schema}}.effects e on e.id = i.id
+       where i.owner_job_id = p_old.id and i.generation = p_old.generation and i.undoes and e.settled_how = 'succeeded')
     then p_old.generation + 1 else p_old.key_generation end;
 end $$;
 comment on function {{schema}}.reopening({{schema}}.history) is

@@ -175,7 +175,7 @@ create function {{schema}}.leave_line() returns trigger
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
   -- One that never started, because its deadline passed in line, has left nothing half done.
-  if new.status = 'failed' and (new.worker_id is not null or new.attempt + new.recoveries + new.retry_afters + new.snoozes + new.releases > 0)
+  if new.status = 'failed' and new.claim_epoch > 0
      and {{schema}}.halts_ordering(new.policy_id, new.effect_class) then
     insert into {{schema}}.ordering_halts (key, job_id, halted_at) values (new.ordering_key, new.id, new.finished_at) on conflict do nothing;
   end if;

@@ -141,7 +141,7 @@ class JobContext:
         """A key for outside providers, so that they can refuse a repetition.
 
         The same for every attempt of this job: its id as text, and ``:gN`` behind it where the job was reopened after
-        terminal effects were promised for an earlier generation, for then the same work is a new effect.
+        a terminal effect with ``undoes=True`` had undone it, for then the same work is a new effect.
         """
         return idempotency_key(self.job_id, self._key_generation)
 

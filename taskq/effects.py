@@ -74,6 +74,8 @@ class TerminalEffect:
         on: The statuses that cause it: ``succeeded``, ``failed``, ``cancelled``; all of them by default.
         payload: For each parameter of that task a value, or a ``Ref`` to something of the job that ended.
         name: What it is called; unique among the effects of one job. The task's name by default.
+        undoes: Whether it takes back what the job did, as a refund does. Once it has succeeded, the job, if reopened,
+            has a new idempotency key; otherwise the key stays, and the provider does nothing a second time.
 
     Raises:
         InvalidPolicy: A value is not valid; the message names it.
@@ -83,6 +85,7 @@ class TerminalEffect:
     on: tuple[TerminalStatus, ...]
     payload: Mapping[str, object] = field(compare=False)
     name: str
+    undoes: bool
     template: tuple[tuple[str, Ref | str], ...] = field(repr=False)
 
     def __init__(
@@ -91,6 +94,7 @@ class TerminalEffect:
         on: Iterable[TerminalStatus] | TerminalStatus = TERMINAL,
         payload: Mapping[str, object] | None = None,
         name: str | None = None,
+        undoes: bool = False,
     ) -> None:
         from taskq.policy import check_name
         from taskq.tasks import Task
@@ -103,6 +107,9 @@ class TerminalEffect:
         if self.name == "*":
             raise InvalidPolicy("the name of an effect is '*', which stands for all of them; give another")
         object.__setattr__(self, "on", self._statuses(on))
+        if not isinstance(undoes, bool):
+            raise InvalidPolicy(f"effect {self.name} has undoes={undoes!r}; give True or False")
+        object.__setattr__(self, "undoes", undoes)
         given = {} if payload is None else payload
         if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
             raise InvalidPolicy(f"the payload of effect {self.name} is {given!r}; give a mapping of parameter names")
@@ -142,6 +149,7 @@ class PromisedEffect:
         required_worker_schema: The capability level that its job requires; None for none.
         deadline: How long after the owner's end it may still start, in seconds; None for no limit.
         payload: The template of its payload, as JSON text.
+        undoes: Whether it takes back what its owner did.
         policy: The policy itself, where this process resolved it; it must be stored before the owner's.
     """
 
@@ -156,6 +164,7 @@ class PromisedEffect:
     required_worker_schema: int | None
     deadline: float | None
     payload: str
+    undoes: bool = False
     policy: Any = field(default=None, compare=False, repr=False)
 
     def spec(self) -> dict[str, Any]:
@@ -172,6 +181,7 @@ class PromisedEffect:
             "required_worker_schema": self.required_worker_schema,
             "deadline": self.deadline,
             "payload": json.loads(self.payload),
+            "undoes": self.undoes or None,
         }
         return {name: value for name, value in values.items() if value is not None}
 
@@ -190,6 +200,7 @@ class PromisedEffect:
             required_worker_schema=spec.get("required_worker_schema"),
             deadline=spec.get("deadline"),
             payload=json.dumps(spec["payload"], sort_keys=True),
+            undoes=spec.get("undoes", False),
         )
 
 

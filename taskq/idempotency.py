@@ -8,13 +8,13 @@ __all__ = ["idempotency_key"]
 
 
 def idempotency_key(job_id: UUID, key_generation: int | None = None) -> str:
-    """The key of a job: its id, and ``:gN`` behind that once effects were promised for an earlier generation.
+    """The key of a job: its id, and ``:gN`` behind that once an effect has undone an earlier generation.
 
     The same for each attempt, whether retried, recovered or reconciled. Plain ASCII, at most 47 characters.
 
     Args:
         job_id: The job.
-        key_generation: As it stands on the job: set when a finished job is reopened whose earlier generation had
-            promised terminal effects, such as a compensation; the same work is then a new effect.
+        key_generation: As it stands on the job: set when a finished job is reopened that a terminal effect declared
+            ``undoes=True`` had undone; the same work is then a new effect.
     """
     return str(job_id) if key_generation is None else f"{job_id}:g{key_generation}"

@@ -75,6 +75,7 @@ def _lower(effect: TerminalEffect, owner: Task[..., Any], chain: tuple[str, ...]
         required_worker_schema=task.required_worker_schema,
         deadline=policy.deadline,
         payload=json.dumps(template, sort_keys=True),
+        undoes=effect.undoes,
         policy=policy,
     )
 

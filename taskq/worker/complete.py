@@ -83,8 +83,9 @@ def partition_is_missing(exc: BaseException) -> bool:
 def minimal_failure(end: End, exc: asyncpg.PostgresError) -> End:
     """What an end becomes that cannot be stored: failed, with the SQLSTATE that refused it. The outcome id stays.
 
-    What is unknown stays unknown.
+    What is unknown stays unknown, and a side effect that succeeded becomes it: failed would have it undone.
     """
+    lost = end.outcome == "succeeded" and end.effect_started_at is not None
     error = {
         "type": "OutcomeNotStored",
         "message": f"it ended as {end.outcome}, but PostgreSQL refused to store that (SQLSTATE {exc.sqlstate})",
@@ -93,9 +94,11 @@ def minimal_failure(end: End, exc: asyncpg.PostgresError) -> End:
     }
     if end.outcome == "unknown":
         error["reason"] = json.loads(end.error or "{}").get("reason")
+    elif lost:
+        error["reason"] = "not_confirmed"
     return replace(
         end,
-        outcome="unknown" if end.outcome == "unknown" else "failed",
+        outcome="unknown" if lost or end.outcome == "unknown" else "failed",
         result=None,
         error=json.dumps(error),
         delay=0.0,

@@ -74,6 +74,7 @@ _FINAL: Final = frozenset(map(kind_name, _LAST))
 """Errors of a child process after which trying again cannot help."""
 _MISFIT: Final = kind_name(errors.PayloadMisfit)
 _UNKNOWN: Final = kind_name(OutcomeUnknown)
+_NOT_STORABLE: Final = kind_name(errors.ResultNotStorable)
 UNPROVEN_DELAY: Final = 5.0
 """Seconds that a job waits whose effect start was not proven, where the database knows that there was none."""
 MISFIT_DELAYS: Final = (5.0, 15.0, 45.0, 135.0, 405.0, 600.0)
@@ -158,7 +159,6 @@ _OWN_WORD: Final = (
     errors.JobCancelled,
     RetryAfter,
     Snooze,
-    errors.ResultNotStorable,
     errors.TransactionEndedInside,
     errors.TransactionalStepUnsupported,
 )
@@ -179,6 +179,10 @@ def _of_effect(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Dispositi
             return unknown("shutdown", {"type": "OutcomeUnknown", "message": f"its body still ran: {why}"})
         case Raised(errors.ProcessDied() as exc):
             return unknown("process_died", errors.describe(exc))
+        case Raised(errors.ResultNotStorable() as exc):
+            return unknown("told", errors.describe(exc))  # it returned, but with what is not known
+        case RaisedElsewhere(error, kinds) if _NOT_STORABLE in kinds:
+            return unknown("told", error)
         case Raised(exc) if not isinstance(exc, _OWN_WORD):
             named = policy.retry.on is not None and policy.retry.retries(exc)
             if isinstance(exc, (errors.FencedOut, errors.OwnershipNotProven)) and not named:

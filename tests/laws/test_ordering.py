@@ -295,6 +295,32 @@ def test_what_expires_after_it_has_started_once_halts_the_key(conn: Conn) -> Non
     assert halts(conn) == [("k", first)]
 
 
+def test_what_expires_after_it_was_reopened_halts_the_key_again(conn: Conn) -> None:
+    """It has been started, in an earlier generation: its counters say nothing of that."""
+    worker = register(conn)
+    [first, second] = ordered(conn, 2, halt=True)
+    claimed(conn, worker)
+    end(conn, worker, End(first, outcome="failed"))
+    retry(conn, first)
+    conn.execute("update taskq.jobs set deadline = now() - interval '1 s' where id = %s", (first,))
+    assert len(rows(conn, "select * from taskq.sweep()")) == 1
+    assert states(conn, [first, second]) == ["failed", "ordering"]
+    assert halts(conn) == [("k", first)]
+
+
+def test_the_leader_is_told_to_sweep_for_a_reopened_job_whose_key_was_pruned(conn: Conn) -> None:
+    worker = register(conn)
+    [job] = ordered(conn, 1, halt=True)
+    claimed(conn, worker)
+    end(conn, worker, End(job, outcome="failed"))
+    conn.execute("delete from taskq.ordering_keys")
+    retry(conn, job)
+    look = "select name from taskq.look(%s, 30, null, '{q}', '{t}') where kind = 'duty'"
+    assert [row["name"] for row in rows(conn, look, worker)] == ["sweep_orderings"]
+    rows(conn, "select taskq.sweep_orderings()")
+    assert states(conn, [job]) == ["pending"]
+
+
 # Waiting for a time ---------------------------------------------------------------------------------------------------
 
 

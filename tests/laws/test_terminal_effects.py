@@ -477,8 +477,8 @@ def test_an_effect_that_is_not_there_is_told(conn: Conn, call: str) -> None:
 # Reopening ------------------------------------------------------------------------------------------------------------
 
 
-def test_reopening_raises_generation_and_key_once_effects_were_promised(conn: Conn) -> None:
-    job, [first] = failed_owner(conn, effect("refund", ["failed"]))
+def test_reopening_raises_the_key_once_an_effect_has_undone_what_the_job_did(conn: Conn) -> None:
+    job, [first] = failed_owner(conn, effect("refund", ["failed"], undoes=True))
     run(conn, first["job_id"], "succeeded")
     retry(conn, job)
     assert (get(conn, job)["generation"], get(conn, job)["key_generation"]) == (1, 1)
@@ -493,6 +493,21 @@ def test_reopening_raises_generation_and_key_once_effects_were_promised(conn: Co
     run(conn, second["job_id"], "succeeded")
     retry(conn, job)
     assert (get(conn, job)["generation"], get(conn, job)["key_generation"]) == (3, 3)
+    assert violations(conn) == []
+
+
+@pytest.mark.parametrize("undone", ["only told", "refund cancelled", "refund settled by hand"])
+def test_the_key_stays_where_nothing_was_undone(conn: Conn, undone: str) -> None:
+    """Under a new key the provider would do again what it has done."""
+    job, [made] = failed_owner(conn, effect("after", ["failed"], undoes=undone != "only told"))
+    if undone == "only told":
+        run(conn, made["job_id"], "succeeded")
+    elif undone == "refund cancelled":
+        assert cancel(conn, made["job_id"]) == "cancelled"
+    else:
+        conn.execute("select taskq.settle_effect(%s, 'r')", (made["effect_key"],))
+    retry(conn, job)
+    assert (get(conn, job)["generation"], get(conn, job)["key_generation"]) == (1, None)
     assert violations(conn) == []
 
 

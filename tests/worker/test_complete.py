@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -310,6 +312,16 @@ def test_what_failed_goes_first_and_unchanged() -> None:
     outbox.confirmed(ends)
     assert outbox.pending == 1
     assert not outbox.holds(ends[0].job_id, 1)
+
+
+def test_a_side_effect_whose_success_cannot_be_stored_is_unknown_and_not_failed() -> None:
+    outbox = Outbox()
+    end = replace(end_of(result="1"), effect_started_at=datetime.now(UTC))
+    outbox.put(end)
+    outbox.refused(outbox.take(), asyncpg.DataError("invalid"))
+    [told] = outbox.take()
+    assert (told.outcome, told.outcome_id, told.result) == ("unknown", end.outcome_id, None)
+    assert json.loads(told.error or "")["reason"] == "not_confirmed"
 
 
 def test_a_refused_batch_is_halved_until_the_one_at_fault_stands_alone() -> None:

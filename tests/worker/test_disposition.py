@@ -113,6 +113,7 @@ def test_however_often_it_has_failed_the_next_try_has_a_date(attempt: int) -> No
 
 
 NAMED = replace(POLICY, effect_class="side_effecting", retry=Retry(3, constant("7s"), on=(TimeoutError,)))
+NOT_STORABLE = ("taskq.errors.ResultNotStorable",)
 UNPROVEN = errors.OwnershipNotProven("x")
 OWNED = replace(NAMED, retry=Retry(3, on=(errors.OwnershipNotProven,)))
 LOST_CHILD = errors.ProcessDied("gone", signal=9)
@@ -128,7 +129,8 @@ EFFECTS: list[tuple[str, ExecutionPolicy, BodyEnd, str, str | None, str | None]]
     ("retry after", NAMED, Raised(RetryAfter(5)), "retry_after", "RetryAfter", None),
     ("snooze", NAMED, Raised(Snooze(5)), "snooze", "Snooze", None),
     ("gave up when told to cancel", NAMED, Raised(CANCELLED), "cancelled", None, None),
-    ("result", NAMED, Raised(errors.ResultNotStorable("x")), "failed", "ResultNotStorable", None),
+    ("result", NAMED, Raised(errors.ResultNotStorable("x")), "unknown", "ResultNotStorable", "told"),
+    ("result of a child", NAMED, RaisedElsewhere({"type": "E"}, NOT_STORABLE), "unknown", "E", "told"),
     ("not owned any more", NAMED, Raised(errors.FencedOut("x")), "unknown", "FencedOut", "not_confirmed"),
     ("not proven to be owned", NAMED, Raised(UNPROVEN), "unknown", "OwnershipNotProven", "not_confirmed"),
     ("not owned, and named", OWNED, Raised(UNPROVEN), "retry", "OwnershipNotProven", None),

@@ -119,7 +119,7 @@ OF_EFFECTS: tuple[Guard, ...] = (
         "the key of what is reopened",
         "then p_old.generation + 1 else",
         "then p_old.key_generation else",
-        EFFECTS + "test_reopening_raises_generation_and_key_once_effects_were_promised",
+        EFFECTS + "test_reopening_raises_the_key_once_an_effect_has_undone_what_the_job_did",
     ),
     effect(
         "settling keeps off what runs",

@@ -59,6 +59,7 @@ async def what_became_of_it(
             "taskq.demo.refund",
             on={"failed", "cancelled"},
             payload={"payment": Ref.arg("payment"), "cents": Ref.arg("cents")},
+            undoes=True,
         )
     ],
 )
