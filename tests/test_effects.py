@@ -55,6 +55,16 @@ def refunding(shop: Shop, **more: Any) -> TerminalEffect:
 # What is promised -----------------------------------------------------------------------------------------------------
 
 
+def test_what_undoes_says_so_in_the_policy_and_other_ids_stay() -> None:
+    shop = Shop()
+    told, undone = (shop.owner(refunding(shop, undoes=undoes), name=f"n{undoes}").policy for undoes in (False, True))
+    assert "undoes" not in told.spec()["effects"][0]
+    assert undone.spec()["effects"][0]["undoes"] is True
+    again = ExecutionPolicy.from_spec(json.loads(json.dumps(undone.spec())))
+    assert (again.effects[0].undoes, again.id) == (True, undone.id)
+    assert told.id != undone.id
+
+
 def test_a_policy_holds_what_was_resolved() -> None:
     shop = Shop()
     task = shop.owner(refunding(shop))
@@ -218,6 +228,7 @@ REFUSED = [
     (lambda s: TerminalEffect(s.refund, on=()), "one or more of"),
     (lambda s: TerminalEffect(s.refund, on="running"), "on='running'"),  # type: ignore[arg-type]
     (lambda s: TerminalEffect(s.refund, on=5), "on=5"),  # type: ignore[arg-type]
+    (lambda s: TerminalEffect(s.refund, undoes=1), "undoes=1"),  # type: ignore[arg-type]
     (lambda s: TerminalEffect(s.refund, payload=[1]), "a mapping"),  # type: ignore[arg-type]
     (lambda s: TerminalEffect(s.refund, payload={1: 1}), "a mapping"),  # type: ignore[dict-item]
     (lambda s: s.owner(TerminalEffect(Shop().refund, payload={"order": 1})), "another TaskQ"),
