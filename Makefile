@@ -8,15 +8,12 @@ PG15 ?= /usr/lib/postgresql/15/bin
 PYTEST := $(BIN)/python -m pytest -q
 # Tests wait more than they compute, each session of them on a server of its own.
 JOBS ?= 2
-# What asks no server, or the embedded one whatever the version, or is about Python, processes and the command line
-# rather than about what the server does: run once.
-ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_embedded_cluster.py tests/test_typing.py \
-  tests/test_bounded_writes.py tests/test_policy.py tests/test_settings.py tests/test_benchmarks.py tests/test_covered.py \
-  tests/test_codec.py tests/test_codec_compare.py tests/test_codec_fuzz.py tests/test_dsn.py tests/test_tasks.py \
-  tests/test_hooks.py tests/test_cli_mistakes.py tests/test_cli_dev.py tests/test_cli_demo.py tests/test_demo_stage.py \
-  tests/test_demo_payments.py tests/test_payments_provider.py tests/test_exhaustive_model.py tests/test_model_replay.py \
-  tests/worker/test_disposition.py tests/worker/test_proofs.py tests/worker/test_log.py tests/worker/test_health.py \
-  tests/worker/test_supervisor.py tests/worker/test_child.py tests/worker/test_process_body.py tests/worker/test_evil.py
+# What asks no server, or the embedded one whatever the version: run once.
+ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_cli_demo.py tests/test_typing.py \
+  tests/test_bounded_writes.py tests/test_policy.py tests/test_settings.py tests/test_codec_fuzz.py \
+  tests/test_benchmarks.py tests/test_codec_compare.py tests/test_covered.py tests/test_hooks.py \
+  tests/test_exhaustive_model.py tests/test_payments_provider.py tests/test_demo_payments.py \
+  tests/worker/test_disposition.py tests/worker/test_proofs.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-payments test check lint format types migrations unit coverage system-test system-test-long prove-laws bench bench-full test-lowest test-python test-wheel clean

@@ -343,7 +343,10 @@ def test_a_sequence_near_its_end(cli: Cli, conn: Conn) -> None:
 
 def test_the_size_is_told(cli: Cli) -> None:
     found = diagnose(cli)["size"]["found"]
-    assert re.match(r"[\d.]+ (kB|MB) in all: .*history [\d.]+ (kB|MB) in 16 partitions", found), found
+    size = r"[\d.]+ (kB|MB)"
+    each = rf"\w+ {size}( in \d+ partitions)?"
+    assert re.fullmatch(rf"{size} in all: {each}(, {each})*", found), found
+    assert re.search(rf"\bhistory {size} in 16 partitions", found), found
 
 
 # Workers and queues ---------------------------------------------------------------------------------------------------
