@@ -155,7 +155,7 @@ begin
           then least(greatest((p.spec->>'max_recoveries')::numeric, 0), 2147483647)::integer end, 10)
         into v_max from {{schema}}.policies p where p.id = v_job.policy_id;
       if v_job.effect_class = 'side_effecting' and v_job.effect_started_at is not null
-         or v_job.effect_class <> 'pure' and v_job.cancel_requested_at is not null then
+         or v_job.effect_class = 'idempotent' and v_job.cancel_requested_at is not null then
         perform {{schema}}.enter_unknown(v_job, 'worker_lost',
           jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost, and what it did may have had its effect', 'worker_id', v_job.claimed_by));
         settled := 'unknown';

@@ -71,7 +71,7 @@ begin
   return query select 5, 'unknown_without_cause', j.id, format('effect class %s, no effect start, no cancel request, nobody told it', j.effect_class)
     from {{schema}}.jobs j join {{schema}}.unknowns u on u.job_id = j.id and u.claim_epoch = j.claim_epoch
    where j.status = 'unknown' and u.reason = 'worker_lost' and not (j.effect_class = 'side_effecting' and j.effect_started_at is not null)
-     and not (j.effect_class <> 'pure' and j.cancel_requested_at is not null);
+     and not (j.effect_class = 'idempotent' and j.cancel_requested_at is not null);
   -- Law 8: of one ordering key one job at a time, in order, and none waits for nothing.
   return query select 8, 'ordering_two_at_once', j.id, format('key %s: %s, beside job %s, which is %s', left(j.ordering_key, 100), j.status, o.id, o.status)
     from {{schema}}.jobs j join {{schema}}.jobs o on o.ordering_key = j.ordering_key and o.id < j.id

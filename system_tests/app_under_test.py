@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from taskq import JobContext, Retry, Snooze, TaskQ
+from taskq import Happened, JobContext, OutcomeUnknown, ReconcileContext, Retry, Snooze, TaskQ
 from taskq.errors import JobCancelled
 from taskq.policy import constant
 from taskq.worker import wake
@@ -25,7 +25,7 @@ if "CHECK_LISTENER" in os.environ:
     wake.ANSWER_WITHIN = float(os.environ["CHECK_LISTENER"])
 
 
-def note(event: str, ctx: JobContext) -> None:
+def note(event: str, ctx: JobContext | ReconcileContext) -> None:
     """One line, in one write, on a file that is only appended to: lines of many processes do not mix."""
     line = f"{event} {ctx.job_id} {ctx.claim_epoch}\n".encode()
     handle = os.open(os.environ["JOURNAL"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
@@ -58,6 +58,33 @@ async def fails_once(ctx: JobContext) -> None:
 async def pays(ctx: JobContext) -> int:
     note("start", ctx)
     return ctx.claim_epoch
+
+
+@app.task(effect_class="side_effecting")
+async def pays_at_a_gate(ctx: JobContext, gate: str = "paid") -> int:
+    note("start", ctx)
+    end = time.monotonic() + BOUND
+    while not _is_open(gate):
+        if time.monotonic() > end:
+            raise AssertionError(f"nobody opened {gate}")
+        await asyncio.sleep(0.02)
+    return ctx.claim_epoch
+
+
+def looks_at_a_gate(ctx: ReconcileContext) -> Happened[str]:
+    """A hook in a thread, which cannot be stopped."""
+    note("asked", ctx)
+    end = time.monotonic() + BOUND
+    while not _is_open("answered"):
+        if time.monotonic() > end:
+            raise AssertionError("nobody opened answered")
+        time.sleep(0.02)
+    return Happened("it did")
+
+
+@app.task(effect_class="side_effecting", reconcile=looks_at_a_gate)
+async def does_not_know(ctx: JobContext) -> str:
+    raise OutcomeUnknown("no answer")
 
 
 @app.task(retry=Retry(3, constant(0)))

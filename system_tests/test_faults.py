@@ -10,6 +10,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from conftest import Journal, StartWorker, WorkerProcess, now, until
+from proxy import proxy
 from psycopg.rows import dict_row
 from survival import Survived, reckon
 
@@ -119,6 +120,55 @@ async def test_a_frozen_worker_that_wakes_up_past_its_lease_changes_nothing(
     # Declared lost and cancelled meanwhile; what it does on waking is fenced out.
     figures = reckon(dsn, journal.of("start"), [job.id])
     survived(fault="worker frozen past its lease, then thawed", injected=1, **figures)
+
+
+async def test_a_frozen_worker_that_wakes_up_past_its_lease_lets_its_started_effects_tell_their_outcome(
+    app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str, survived: Survived
+) -> None:
+    """Whatever runs beside them: a body that is stopped, a hook that cannot be, and one that waits for its start."""
+    lease = 4
+    with proxy(dsn) as way:
+        frozen = start_worker("frozen", lease=lease, to=way.dsn)
+        paid = await app.get_task("pays_at_a_gate").enqueue()
+        asked = await app.get_task("does_not_know").enqueue()
+        waits = await app.get_task("waits").enqueue()
+        until(lambda: journal.of("asked") and len(journal.of("start")) == 2)
+        way.stall("taskq side")
+        starts = await app.get_task("pays").enqueue()
+        until(lambda: row_of(dsn, starts.id)["status"] == "running")
+        frozen.signal(signal.SIGSTOP)
+        thaw = now() + lease + 0.2
+        query(dsn, "update taskq.workers set lease_expires_at = '-infinity' returning 1")
+        query(dsn, "select * from taskq.mark_lost()")
+        settled = {row["job_id"]: row["settled"] for row in query(dsn, "select * from taskq.settle_lost()")}
+        assert (settled.pop(paid.id), settled.pop(starts.id), settled.pop(waits.id)) == (
+            "unknown",
+            "pending",
+            "pending",
+        )
+        assert list(settled.values()) == ["pending"], "the one that asks"
+        until(lambda: now() > thaw)
+        frozen.signal(signal.SIGCONT)
+        woke = now()
+        until(lambda: (str(waits.id), 1) in journal.of("cancelled"))
+        way.restore()
+        until(lambda: "worker.lease_taken" in frozen.log and now() > woke + 1)
+        # It goes on under another name once the hook has ended, and the effect of before goes on beside it.
+        journal.open_gate("answered")
+        journal.open_gate()
+        until(lambda: "worker.registered_anew" in frozen.log or frozen.process.poll() is not None)
+        assert frozen.process.poll() is None, frozen.log[-4000:]
+        assert await starts.result(timeout=15) == 2
+        assert await waits.result(timeout=15) == "epoch 2"
+        assert await asked.result(timeout=15) == "it did"
+        assert row_of(dsn, paid.id)["status"] == "unknown"
+        journal.open_gate("paid")
+        assert await paid.result(timeout=15) == 1
+        assert frozen.stop() == 0
+    assert journal.of("start").count((str(paid.id), 1)) == 1
+    assert (str(starts.id), 1) not in journal.of("start"), "nothing was begun without a lease"
+    figures = reckon(dsn, journal.of("start"), [paid.id, starts.id, waits.id])
+    survived(fault="worker with a started effect frozen past its lease, then thawed", injected=1, **figures)
 
 
 async def test_a_body_that_kills_its_worker_is_found_out_alone(

@@ -69,7 +69,15 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _T(
         "running", "cancelled", "worker", "end_attempts", "cancelled", None, "ended otherwise than well after a request"
     ),
-    _T("running", "cancelled", "leader", "settle_lost", "lost", None, "pure, its worker is lost after a request"),
+    _T(
+        "running",
+        "cancelled",
+        "leader",
+        "settle_lost",
+        "lost",
+        None,
+        "pure or not begun, its worker is lost after a request",
+    ),
     _T("running", "pending", "worker", "end_attempts", "failed", "attempt", "the body failed, and is tried again"),
     _T("running", "pending", "worker", "end_attempts", "retry_after", "retry_afters", "the body raised RetryAfter"),
     _T("running", "pending", "worker", "end_attempts", "snoozed", "snoozes", "the body raised Snooze"),

@@ -221,6 +221,10 @@ def test_what_the_database_settles_by_itself_is_a_path_of_the_model(conn: psycop
     cancel(conn, pure)
     lose(conn, worker)
     assert settle(conn) == {pure: "cancelled"}
+    worker, not_begun = running(conn, effect_class="side_effecting")
+    cancel(conn, not_begun)
+    lose(conn, worker)
+    assert settle(conn) == {not_begun: "cancelled"}
     happened, did_not, told, open_ = (unknown(conn) for _ in range(4))
     assert resolve(conn, happened[1], True) == "succeeded"
     assert resolve(conn, did_not[1], False) == "cancelled"
@@ -235,7 +239,8 @@ def test_what_the_database_settles_by_itself_is_a_path_of_the_model(conn: psycop
     assert [r["job_id"] for r in rows(conn, "select * from taskq.sweep()")] == [late]
     assert retry(conn, late) == "reopened"
     found = records(dsn)
-    assert {UUID(r.id) for r in found} == {exhausted, pure, happened[1], did_not[1], told[1], open_[1], released, late}
+    decided = {happened[1], did_not[1], told[1], open_[1]}
+    assert {UUID(r.id) for r in found} == {exhausted, pure, not_begun, *decided, released, late}
     assert [str(refusal) for refusal in replay(found)] == []
 
 

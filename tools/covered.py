@@ -29,6 +29,10 @@ DECIDING: Final = (
     "taskq/idempotency.py",
     "taskq/checkpoints.py",
     "taskq/worker/proofs.py",
+    "taskq/worker/safe.py",
+    "taskq/worker/safe_block.py",
+    "taskq/worker/safe_settle.py",
+    "taskq/worker/unproven.py",
     "taskq/migrate/*",
 )
 """Modules that decide what happens to a job or a schema: every line and branch of them is run."""

@@ -149,7 +149,7 @@ def is_kept(job: Job) -> bool:
 
 def becomes_unknown(job: Job) -> bool:
     """Whether a running job whose worker is lost must not be run again, nor called cancelled."""
-    return is_kept(job) or (job.effect != PURE and job.cancel)
+    return is_kept(job) or (job.effect == IDEMPOTENT and job.cancel)
 
 
 def settle(job: Job, max_recoveries: int, design: Design) -> Job | None:

@@ -260,11 +260,8 @@ def _unknown(record: Record, job: Row) -> str:
     if job["effect_started_at"] is None:
         assert not record.provider, "its effect was not started, and the provider was asked"
         # Its worker could not learn whether the start was committed, and so did not call the body.
-        if became["reason"] == "not_confirmed":
-            return "unknown: the start was not confirmed, and the body not called"
-        assert became["reason"] == "worker_lost", f"{became['reason']}, and its effect was never started"
-        assert job["cancel_requested_at"] is not None, "lost before its effect, it should have run again"
-        return "unknown: worker_lost, after a cancel request"
+        assert became["reason"] == "not_confirmed", f"{became['reason']}, and its effect was never started"
+        return "unknown: the start was not confirmed, and the body not called"
     match became["reason"]:
         case "worker_lost":
             assert record.workers.get(job["worker_id"], "gone") in {"lost", "gone"}, "its worker was not lost"

@@ -10,7 +10,8 @@ deadlines, and cuts the connection of a renewal that takes too long.
 
 Two deadlines follow from a lease that cannot be renewed. At the first, bodies are cancelled; at the second, if one has
 not ended, the process exits hard: a thread cannot be stopped, and a body that runs on without a lease would run beside
-its own successor.
+its own successor. A process that was frozen finds both passed when it wakes up. Where started side effects would end
+with it, which can still tell their outcome, the other bodies first get a moment to end.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ log = get_logger("worker")
 EXIT_LEASE_LOST = 75
 """The process exits with this code when a body still ran as the lease ran out."""
 LONGEST_WAIT = 5.0
+MOMENT = 1.0
+"""Seconds, at most, that bodies get to end after they were told, where started effects would end with the process."""
 # Where there is no such clock, as on macOS, suspended time goes uncounted.
 _CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
@@ -93,7 +96,8 @@ class LeaseKeeper(threading.Thread):
         lease: Seconds that a renewal lasts.
         progress: What the loop has done lately.
         tolerance: Seconds for which a blocked loop, or a silent pool, is tolerated.
-        bodies: How many bodies run; read from this thread.
+        bodies: How many bodies run that must not outlive the lease; read from this thread.
+        effects: How many run that may have begun a side effect, and may; likewise.
         on_renewed: Called in this thread with each answer.
         on_expiring: Called in this thread when the first deadline passes without a renewal.
     """
@@ -107,6 +111,7 @@ class LeaseKeeper(threading.Thread):
         progress: Progress,
         tolerance: float,
         bodies: Callable[[], int],
+        effects: Callable[[], int],
         on_renewed: Callable[[Renewal], None],
         on_expiring: Callable[[], None],
     ) -> None:
@@ -117,6 +122,7 @@ class LeaseKeeper(threading.Thread):
         self._progress = progress
         self._tolerance = tolerance
         self._bodies = bodies
+        self._effects = effects
         self._on_renewed = on_renewed
         self._on_expiring = on_expiring
         self._conn: psycopg.Connection[Any] | None = None
@@ -125,6 +131,7 @@ class LeaseKeeper(threading.Thread):
         self._worker_id: UUID | None = None
         self._deadline = math.inf
         self._expiring = False
+        self._told_at = -math.inf
         self._blocked_reported = False
         self._failures = 0
         self._sent_at: float | None = None
@@ -262,6 +269,7 @@ class LeaseKeeper(threading.Thread):
             # by now, so bodies get no longer than they would at the end of the lease.
             self._worker_id = None
             self._expiring = True
+            self._told_at = boot_clock()
             self._deadline = min(self._deadline, boot_clock() + self.soft_margin)
         self._on_renewed(Renewal(worker_id, status, held))
         return True
@@ -284,13 +292,16 @@ class LeaseKeeper(threading.Thread):
 
     @property
     def _hard_deadline(self) -> float:
-        return self._deadline - self.soft_margin / 4
+        hard = self._deadline - self.soft_margin / 4
+        # For threads and for what ends late, this is time beside a successor: no longer than effects are worth it.
+        return max(hard, self._told_at + min(self.soft_margin / 2, MOMENT)) if self._effects() else hard
 
     def _watch(self, now: float) -> None:
         if now < self._deadline - self.soft_margin:
             return
         if not self._expiring:
             self._expiring = True
+            self._told_at = now
             log.error("lease.expiring", bodies=self._bodies(), seconds_left=round(self._deadline - now, 1))
             self._on_expiring()
         if now >= self._hard_deadline and self._bodies() > 0:

@@ -30,6 +30,7 @@ from taskq.worker.options import WorkerOptions
 from taskq.worker.policies import PolicyCache
 from taskq.worker.process_pool import Launch
 from taskq.worker.registration import Identity, Registration
+from taskq.worker.running import effects, overlapping
 from taskq.worker.safe import SafeBodies
 from taskq.worker.safe_block import Blocks
 from taskq.worker.safe_settle import BlockSettler
@@ -250,7 +251,8 @@ def build_parts(
         lease=options.lease,
         progress=progress,
         tolerance=options.tolerance,
-        bodies=lambda: executor.interruptible,
+        bodies=lambda: overlapping(executor.running.values()),
+        effects=lambda: effects(executor.running.values()),
         on_renewed=hooks.renewed,
         on_expiring=hooks.expiring,
     )

@@ -104,6 +104,13 @@ def not_proven(counts: Counts, end: End, exc: OutcomeNotProven) -> None:
     )
 
 
+def after_commit(attempt: Claim | End, body: str) -> None:
+    """Tell of what came after an attempt had ended in its body's own transaction, and had no effect."""
+    log.warning(
+        "job.after_commit", job_id=attempt.job_id, task=attempt.task, claim_epoch=attempt.claim_epoch, body=body
+    )
+
+
 def fenced_out(counts: Counts, claim: Claim) -> None:
     """Count and tell of an attempt that was another's before its body was called."""
     counts.fenced_out += 1

@@ -7,6 +7,7 @@ that cannot be stored is given up, alone, and a row whose claim is refused is cl
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Mapping
 from uuid import UUID
 
@@ -18,7 +19,7 @@ from taskq.worker.claims import Counts, End
 from taskq.worker.complete import Outbox, cannot_be_stored, partition_is_missing
 from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.proofs import prove_end
-from taskq.worker.report import not_proven
+from taskq.worker.report import after_commit, not_proven
 
 log = get_logger("worker")
 
@@ -63,6 +64,12 @@ class Resender:
             # Nothing on record yet and the claim still stands: an earlier sending is in progress. Ask again.
             self._outbox.again([end])
             await asyncio.sleep(0.05)
+        elif end.outcome != "succeeded" and any(_succeeded_by(end.worker_id, row) for row in rows):
+            # Its body has ended it in its own transaction, which tells of it; this was said while that was on its way.
+            self._outbox.confirmed([end])
+            after_commit(
+                end, "{type}: {message}".format(**json.loads(end.error)) if end.error else f"was {end.outcome}"
+            )
         else:
             self._outbox.confirmed([end])
             self._counts.fenced_out += 1
@@ -161,3 +168,7 @@ class Resender:
         log.warning("job.stranded", job_id=refusal.job_id, sqlstate=refusal.sqlstate, reason=str(refusal))
         self.skip.append(refusal.job_id)
         return True
+
+
+def _succeeded_by(worker_id: UUID, row: Mapping[str, object]) -> bool:
+    return row["outcome"] == "succeeded" and row["worker_id"] == worker_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal
 
 from taskq.context import JobContext
@@ -72,3 +73,19 @@ class Running:
             self.context.cancel_requested = True
         elif self.task is not None:
             self.task.cancel()
+
+
+def effects(runs: Iterable[Running]) -> int:
+    """How many may have begun a side effect."""
+    return sum(run.phase == "effect" for run in list(runs))
+
+
+def overlapping(runs: Iterable[Running]) -> int:
+    """How many must not outlive the lease, since each would run beside its own successor.
+
+    One that waits for its effect start is none: it is not called any more. Nor are those that may run twice, reconcile
+    hooks among them, while started effects would end with them that can still tell their outcome.
+    """
+    runs = list(runs)
+    spared = effects(runs) > 0
+    return sum(run.phase == "body" and not (spared and run.claim.effect_class == "pure") for run in runs)

@@ -128,9 +128,7 @@ class SafeBodies:
         try:
             # Three statements at most, each bounded.
             return future.result(3 * self._patience + MARGIN)
-        except (concurrent.futures.TimeoutError, concurrent.futures.CancelledError) as exc:
-            if future.done() and not future.cancelled():
-                raise
+        except (TimeoutError, concurrent.futures.CancelledError) as exc:
             future.cancel()
             kind = OwnershipNotProven if call == "assert_owned_sync" else DatabaseUnavailable
             raise kind(f"ctx.{call}() had no answer: the worker's event loop is blocked, or has ended") from exc

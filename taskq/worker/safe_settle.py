@@ -13,19 +13,16 @@ from typing import Any
 
 from taskq import errors
 from taskq.policy import ExecutionPolicy
-from taskq.telemetry import get_logger
 from taskq.worker.claims import Claim, Counts, End
 from taskq.worker.complete import Outbox
 from taskq.worker.disposition import BodyEnd, Disposition, Interrupted, Raised, Returned
 from taskq.worker.exchange import Exchanger
 from taskq.worker.execute import Executor
 from taskq.worker.proofs import prove_end
-from taskq.worker.report import fenced_out, not_proven, report
+from taskq.worker.report import after_commit, fenced_out, not_proven, report
 from taskq.worker.safe_block import BlockEnd, Blocks
 
 __all__ = ["BlockSettler"]
-
-log = get_logger("worker")
 
 
 class BlockSettler:
@@ -132,15 +129,12 @@ class BlockSettler:
         match end:
             case Returned(result):
                 did = "" if result in (block.result, "null") else "returned another result"
-            case Raised(errors.ResultNotStorable()):
-                did = ""
-            case Raised(exc):
+            case Raised(exc) if not isinstance(exc, errors.ResultNotStorable):
                 did = "raised {type}: {message}".format(**errors.describe(exc))
             case Interrupted(by):
                 did = f"was stopped: {by}"
             case _:
-                did = "raised"
+                # Whatever else it returned, the result was given to the block.
+                did = ""
         if did:
-            log.warning(
-                "job.after_commit", job_id=claim.job_id, task=claim.task, claim_epoch=claim.claim_epoch, body=did
-            )
+            after_commit(claim, did)

@@ -271,6 +271,22 @@ def test_what_had_not_started_goes_back_from_a_lost_worker(conn: Conn) -> None:
     assert (answer["effect_started_at"], answer["claimed_by"], answer["status"]) == (None, None, "pending")
 
 
+def test_what_was_cancelled_and_had_not_started_is_cancelled_with_its_worker(conn: Conn) -> None:
+    worker, job = effect(conn)
+    assert cancel(conn, job) == "requested"
+    lose(conn, worker)
+    assert settle(conn) == {job: "cancelled"}
+    assert unknowns(conn, job) == []
+    row = get(conn, job)
+    assert (row["status"], row["effect_started_at"], row["error"]["type"]) == ("cancelled", None, "Cancelled")
+    assert attempts(conn, job) == [(1, "lost")]
+    # The start that comes late is nobody's.
+    [answer] = start_effects(conn, worker, (job, 1))
+    assert answer["job_id"] is None
+    assert end(conn, worker, End(job, 1)) == 0
+    assert violations(conn) == []
+
+
 def test_how_a_job_came_to_be_unknown_is_forgotten_with_the_job(conn: Conn) -> None:
     control_clock(conn)
     worker, job = started(conn)

@@ -242,6 +242,12 @@ FORGERIES: list[tuple[str, Callable[[World], UUID], str, str]] = [
         "live",
     ),
     ("unknown_without_cause", lambda w: w.unknown, "update taskq.jobs set effect_class = 'pure' where id = %s", "live"),
+    (
+        "unknown_without_cause",
+        lambda w: w.unknown,
+        "update taskq.jobs set effect_class = 'side_effecting', required_worker_schema = 2 where id = %s",
+        "live",
+    ),
     ("policy_missing", lambda w: w.pending, "update taskq.jobs set policy_id = 'gone' where id = %s", "live"),
     (
         "unique_key_not_held",

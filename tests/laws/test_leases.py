@@ -108,7 +108,7 @@ CASES = [
     ("idempotent", True, False, "unknown"),
     ("side_effecting", False, False, "pending"),
     ("side_effecting", False, True, "unknown"),
-    ("side_effecting", True, False, "unknown"),
+    ("side_effecting", True, False, "cancelled"),
     ("side_effecting", True, True, "unknown"),
 ]
 

@@ -116,6 +116,19 @@ def test_attempts_of_before_a_deploy_are_asked_about_once_there_is_a_hook(conn: 
     assert rows(conn, "select * from taskq.reconcile_missing()") == []
 
 
+@pytest.mark.parametrize(
+    ("newer", "kept"), [("live", True), ("draining", False), ("lost", False), ("stopped", False), ("has none", False)]
+)
+def test_a_worker_without_the_hook_takes_it_away_from_none_that_has_it(conn: Conn, newer: str, kept: bool) -> None:
+    publish(conn)
+    worker = register(conn, tasks=("t",) if newer == "has none" else (HOOK, "t"))
+    if newer != "has none":
+        conn.execute("update taskq.workers set status = %s where id = %s", (newer, worker))
+    conn.execute("select taskq.publish_task(%s, 't', 'q', 5, 3, 'idempotent', 'p')", (register(conn),))
+    assert one(conn, "select reconcile_task from taskq.task_config where task = 't'") == (HOOK if kept else None)
+    assert (outcome(conn, started(conn)[1])["reconcile_job"] is not None) is kept
+
+
 def test_one_that_cannot_be_enqueued_holds_up_none_behind_it(conn: Conn) -> None:
     first, second = sorted(started(conn)[1] for _ in range(2))
     publish(conn)

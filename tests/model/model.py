@@ -442,7 +442,7 @@ class Model:
     def _settle(self, job: Job) -> str:
         asked = job.cancel_requested_at is not None
         started = job.effect_class == "side_effecting" and job.effect_started_at is not None
-        if started or (asked and job.effect_class != "pure"):
+        if started or (asked and job.effect_class == "idempotent"):
             self._unknown(job)
             return "unknown"
         if asked:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import asyncpg
 import psycopg
 import pytest
 from sql import violations
@@ -38,6 +39,15 @@ def events() -> Iterator[Events]:
 async def app(dsn: str, anyio_backend: str) -> AsyncIterator[TaskQ]:
     async with TaskQ(dsn) as made:
         yield made
+
+
+@pytest.fixture
+async def made(aconn: asyncpg.Connection) -> asyncpg.Connection:
+    """A connection to the test's database, which has a table of what bodies have made."""
+    await aconn.execute(
+        "create table public.made (job uuid, epoch bigint, unique (job, epoch) deferrable initially deferred)"
+    )
+    return aconn
 
 
 @pytest.fixture

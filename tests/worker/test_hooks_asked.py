@@ -18,6 +18,7 @@ from taskq import (
     DidNotHappen,
     Happened,
     JobContext,
+    OutcomeUnknown,
     ReconcileContext,
     Retry,
     StaleAttempt,
@@ -382,6 +383,24 @@ async def test_a_worker_that_dies_while_it_asks_is_followed_by_one_that_asks_aga
         await until_status(aconn, ask, "succeeded")
     assert await outcomes(aconn, ask) == ["lost", "succeeded"]
     assert len(provider.asked) == 1
+
+
+async def test_an_older_worker_that_starts_later_leaves_the_hook_to_be_asked(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, dsn: str
+) -> None:
+    async def pay(n: int) -> int:
+        raise OutcomeUnknown("no answer")
+
+    def look(ctx: ReconcileContext, n: int) -> Happened[int]:
+        return Happened(n)
+
+    app.task(effect_class="side_effecting", reconcile=look)(pay)
+    async with TaskQ(dsn) as older:
+        older.task(effect_class="side_effecting")(pay)
+        async with run_worker(), run_worker(of=older):
+            job = await app.tasks["pay"].enqueue(7)
+            assert await job.result(timeout=BOUND) == 7
+    assert await aconn.fetchval("select reason from taskq.unknowns where job_id = $1", job.id) == "told"
 
 
 async def test_drain_asks_hooks_like_any_other_job(

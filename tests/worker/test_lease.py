@@ -162,6 +162,7 @@ async def test_a_loop_or_pool_without_progress_is_not_renewed_for_ever(silent: s
         progress=progress,
         tolerance=1.0,
         bodies=lambda: 0,
+        effects=lambda: 0,
         on_renewed=renewals.append,
         on_expiring=expiring.set,
     )

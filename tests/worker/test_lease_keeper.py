@@ -9,25 +9,46 @@ from typing import Any
 from uuid import UUID
 
 import psycopg
+import pytest
 from helpers import eventually
 from proxy import proxy
 from sql import register
+from worker_kit import claim_of
 
+from taskq import JobContext
 from taskq.db.queries import load
+from taskq.policy import ExecutionPolicy
 from taskq.worker.lease import EXIT_LEASE_LOST, LeaseKeeper, Progress, Renewal, boot_clock
+from taskq.worker.running import Running, effects, overlapping
 
 OUTLIVES = """\
 import sys
 from taskq.worker.lease import LeaseKeeper, Progress, boot_clock
 from uuid import UUID
 keeper = LeaseKeeper(dsn=sys.argv[1], query="", lease=1.0, progress=Progress(), tolerance=60.0,
-                     bodies=lambda: int(sys.argv[2]), on_renewed=print, on_expiring=lambda: print("expiring"))
+                     bodies=lambda: int(sys.argv[2]), effects=lambda: 0, on_renewed=print,
+                     on_expiring=lambda: print("expiring"))
 keeper.hold(UUID(int=1), boot_clock())
 keeper.start()
 keeper.join(1.5)
 keeper.halt()
 keeper.join()
 print("unharmed")
+"""
+WAKES_UP = """\
+import sys
+from taskq.worker.lease import LeaseKeeper, Progress, boot_clock
+from uuid import UUID
+told = []
+effects, end_after = int(sys.argv[2]), float(sys.argv[3])
+runs = lambda: not told or boot_clock() < told[0] + end_after
+keeper = LeaseKeeper(dsn=sys.argv[1], query="", lease=20.0, progress=Progress(), tolerance=60.0,
+                     bodies=lambda: int(runs()), effects=lambda: effects, on_renewed=print,
+                     on_expiring=lambda: told.append(boot_clock()))
+keeper.hold(UUID(int=1), boot_clock() - 60)
+keeper.start()
+keeper.join(3)
+print("went on" if told else "was not told")
 """
 NOBODY_ANSWERS = "postgresql://taskq@127.0.0.1:1/nothing"
 
@@ -40,6 +61,7 @@ def keep(dsn: str, on_renewed: Callable[[Renewal], None], **values: Any) -> Leas
         "progress": Progress(),
         "tolerance": 60.0,
         "bodies": lambda: 0,
+        "effects": lambda: 0,
         "on_expiring": lambda: None,
     }
     return LeaseKeeper(dsn=dsn, on_renewed=on_renewed, **(whole | values))
@@ -90,3 +112,33 @@ def test_a_body_that_runs_on_without_a_lease_takes_the_process_with_it() -> None
 def test_a_process_without_bodies_outlives_its_lease() -> None:
     done = outlive(bodies=0)
     assert (done.returncode, done.stdout) == (0, "expiring\nunharmed\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("started", "end_after", "goes_on"), [(1, 0.1, True), (1, 60.0, False), (0, 0.1, False), (0, 0.0, True)]
+)
+def test_a_process_that_wakes_up_past_its_lease_spares_started_effects_for_a_moment(
+    started: int, end_after: float, goes_on: bool
+) -> None:
+    """If the bodies beside them end in it; without effects the process ends at once, and with it what still runs."""
+    arguments = [sys.executable, "-c", WAKES_UP, NOBODY_ANSWERS, str(started), str(end_after)]
+    done = subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == (0 if goes_on else EXIT_LEASE_LOST), done.stderr
+    assert done.stdout == ("went on\n" if goes_on else "")
+
+
+def run_of(phase: str, effect_class: str = "idempotent") -> Running:
+    run = Running(claim_of("t", effect_class=effect_class), ExecutionPolicy(), JobContext.local("t"), 0.0)
+    run.phase = phase  # type: ignore[assignment]
+    return run
+
+
+def test_what_must_not_outlive_the_lease_are_bodies_that_would_run_beside_their_successors() -> None:
+    body, pure = run_of("body"), run_of("body", "pure")
+    starting, effect = run_of("starting", "side_effecting"), run_of("effect", "side_effecting")
+    assert overlapping([]) == 0
+    assert overlapping([body, pure]) == 2
+    assert overlapping([starting]) == 0, "its body is not called any more"
+    assert overlapping([effect]) == 0, "it is let finish"
+    assert overlapping([body, pure, starting, effect]) == 1, "what may run twice does not end a started effect"
+    assert (effects([body, pure, starting]), effects([body, effect])) == (0, 1)

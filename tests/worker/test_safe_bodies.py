@@ -229,6 +229,17 @@ async def test_a_statement_that_is_refused_proves_nothing(app: TaskQ, aconn: asy
     await bodies.close()
 
 
+async def test_a_database_that_cannot_be_reached_proves_nothing_and_saves_nothing(anyio_backend: str) -> None:
+    bodies = services("postgresql://taskq@127.0.0.1:1/nothing")
+    ctx = JobContext(job_id=uuid4(), task="t", worker_id=uuid4(), services=bodies)
+    with pytest.raises(OwnershipNotProven, match="could not be asked"):
+        await ctx.assert_owned()
+    with pytest.raises(DatabaseUnavailable) as caught:
+        await ctx.checkpoint(1, version=0)
+    assert "no answer" not in str(caught.value), "nothing was sent"
+    await bodies.close()
+
+
 async def test_a_thread_does_not_wait_for_ever_for_a_loop_that_is_blocked_or_gone(dsn: str) -> None:
     bodies = services(dsn, patience=-0.25)
     ctx = JobContext(job_id=uuid4(), task="t", worker_id=uuid4(), services=bodies)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -36,15 +37,6 @@ from taskq.worker.safe_block import BlockEnd, Blocks
 pytestmark = pytest.mark.anyio
 AGAIN = Retry(max_attempts=2, backoff=constant(0))
 AGAIN_AFTER_ALL = Retry(max_attempts=2, backoff=constant(0), on=(ValueError,))
-
-
-@pytest.fixture
-async def made(aconn: asyncpg.Connection) -> asyncpg.Connection:
-    """A connection to the test's database, which has a table of what bodies have made."""
-    await aconn.execute(
-        "create table public.made (job uuid, epoch bigint, unique (job, epoch) deferrable initially deferred)"
-    )
-    return aconn
 
 
 async def make(tx: Transaction, ctx: JobContext) -> None:
@@ -274,9 +266,24 @@ async def test_a_block_does_not_begin_on_an_attempt_that_was_taken_away(
 # A COMMIT without an answer ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("again", [False, True])
 async def test_a_commit_whose_answer_was_lost_has_happened_once(
-    run_worker: RunWorker, app: TaskQ, made: asyncpg.Connection, dsn: str
+    run_worker: RunWorker,
+    app: TaskQ,
+    made: asyncpg.Connection,
+    dsn: str,
+    monkeypatch: pytest.MonkeyPatch,
+    again: bool,
 ) -> None:
+    settle = Blocks._settle
+
+    async def lost_too(self: Blocks, end: BlockEnd, exc: BaseException) -> None:
+        if again:
+            lost.append(way.swallow(request="ended_inside"))
+        await settle(self, end, exc)
+
+    monkeypatch.setattr(Blocks, "_settle", lost_too)
+
     @app.task(retry=AGAIN)
     async def works(ctx: JobContext) -> int:
         async with ctx.transaction() as tx:
@@ -291,7 +298,7 @@ async def test_a_commit_whose_answer_was_lost_has_happened_once(
             job = await works.enqueue()
             assert await job.result(timeout=BOUND) == 7
             await aeventually(lambda: worker.counts.succeeded == 1)
-        assert lost[0].is_set()
+        assert [one.is_set() for one in lost] == [True] * (1 + again)
     assert await epochs(made, job.id) == [1]
     assert await outcomes(made, job.id) == ["succeeded"]
 
@@ -348,10 +355,31 @@ async def test_a_worker_that_is_killed_at_the_commit_leaves_all_of_it_or_nothing
     assert await outcomes(made, job.id) == (["lost", "succeeded"] if killed == "before" else ["succeeded"])
 
 
-def lose_it(dsn: str, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
-    """End the server's process of a block right before its COMMIT, so often; then let all pass."""
+async def test_a_rollback_without_an_answer_closes_the_connection(
+    run_worker: RunWorker, app: TaskQ, made: asyncpg.Connection, dsn: str
+) -> None:
+    @app.task(max_attempts=1)
+    async def works(ctx: JobContext) -> None:
+        async with ctx.transaction() as tx:
+            await make(tx, ctx)
+            way.stall("taskq transaction")
+            raise ValueError("the card was refused")
+
+    with proxy(dsn) as way:
+        async with run_worker(to=way.dsn) as worker:
+            worker.parts.blocks._patience = 0.3
+            job = await works.enqueue()
+            row = await until_status(made, job.id, "failed")
+            assert "the card was refused" in row["error"]
+            way.restore()
+            await aeventually(lambda: sessions_are_idle(made))
+    assert await epochs(made, job.id) == []
+
+
+def lose_it(dsn: str, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object] = lambda: None) -> None:
+    """End the server's process of a block right before its COMMIT, once, and do something else then."""
     commit = asyncpg.transaction.Transaction.commit
-    left = [times]
+    left = [1]
 
     async def lost(self: Any) -> None:
         if left[0] > 0 and self._connection._params.server_settings.get("application_name") == "taskq transaction":
@@ -362,6 +390,7 @@ def lose_it(dsn: str, monkeypatch: pytest.MonkeyPatch, times: int = 1) -> None:
             gone = "select not exists (select from pg_stat_activity where pid = $1)"
             await aeventually(lambda: other.fetchval(gone, pid))
             await other.close()
+            then()
         await commit(self)
 
     monkeypatch.setattr(asyncpg.transaction.Transaction, "commit", lost)
@@ -477,6 +506,23 @@ async def test_a_cancel_that_comes_after_the_commit_finds_a_success(
         await aeventually(lambda: events.of("job.after_commit"))
     assert await job.result(timeout=BOUND) == 1
     assert events.of("job.after_commit")[0]["body"] == "was stopped: cancel"
+
+
+async def test_a_result_of_the_body_that_cannot_be_stored_is_none_after_the_commit(
+    run_worker: RunWorker, app: TaskQ, made: asyncpg.Connection, events: Events
+) -> None:
+    @app.task(retry=AGAIN)
+    async def works(ctx: JobContext) -> Any:
+        async with ctx.transaction() as tx:
+            await make(tx, ctx)
+            tx.complete("stored")
+        return object()
+
+    async with run_worker() as worker:
+        job = await works.enqueue()
+        assert await job.result(timeout=BOUND) == "stored"
+        await aeventually(lambda: worker.counts.succeeded == 1)
+    assert events.of("job.after_commit") == []
 
 
 async def test_what_a_body_raises_after_the_commit_changes_nothing_and_is_told(
@@ -813,6 +859,46 @@ async def test_in_a_thread_a_commit_that_never_arrived_is_told_to_the_body(
     assert told == [DatabaseUnavailable]
     assert await epochs(made, job.id) == [2]
     assert await outcomes(made, job.id) == ["failed", "succeeded"]
+
+
+async def test_in_a_thread_a_block_that_loses_its_connection_before_it_begins_may_be_done_again(
+    run_worker: RunWorker, app: TaskQ, made: asyncpg.Connection, dsn: str
+) -> None:
+    told: list[type[BaseException]] = []
+
+    @app.task(max_attempts=1)
+    def works(ctx: JobContext) -> None:
+        lost = way.swallow(request="pg_current_xact_id")
+        try:
+            with ctx.transaction_sync():
+                raise AssertionError
+        except DatabaseUnavailable as exc:
+            told.append(type(exc))
+        assert lost.is_set()
+        with ctx.transaction_sync() as tx:
+            tx.conn.execute("insert into public.made values (%s, %s)", (ctx.job_id, ctx.claim_epoch))
+
+    with proxy(dsn) as way:
+        async with run_worker(to=way.dsn):
+            await until_status(made, (await works.enqueue()).id, "succeeded")
+    assert told == [DatabaseUnavailable]
+
+
+async def test_in_a_thread_an_error_that_the_block_has_swallowed_comes_back_at_its_end_too(
+    run_worker: RunWorker, app: TaskQ, made: asyncpg.Connection
+) -> None:
+    @app.task(max_attempts=1)
+    def works(ctx: JobContext) -> None:
+        with ctx.transaction_sync() as tx:
+            tx.conn.execute("insert into public.made values (%s, %s)", (ctx.job_id, ctx.claim_epoch))
+            with pytest.raises(psycopg.errors.UndefinedTable):
+                tx.conn.execute("select * from nowhere")
+
+    async with run_worker():
+        job = await works.enqueue()
+        row = await until_status(made, job.id, "failed")
+    assert "InFailedSqlTransaction" in row["error"]
+    assert await epochs(made, job.id) == []
 
 
 async def test_a_started_effect_in_a_thread_that_times_out_after_its_commit_has_succeeded_once(

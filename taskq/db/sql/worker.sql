@@ -19,9 +19,9 @@ select kind, name, n from {{schema}}.survey($1, $2);
 
 -- name: attempt_record
 -- What stands on record of one attempt, read in a statement of its own after an end changed no row.
-select true as ended, a.outcome_id, a.outcome from {{schema}}.attempts a where a.job_id = $1 and a.claim_epoch = $2
+select true as ended, a.outcome_id, a.outcome, a.worker_id from {{schema}}.attempts a where a.job_id = $1 and a.claim_epoch = $2
 union all
-select false, null, j.status from {{schema}}.jobs j where j.id = $1 and j.claim_epoch = $2 and j.claimed_by = $3;
+select false, null, j.status, j.claimed_by from {{schema}}.jobs j where j.id = $1 and j.claim_epoch = $2 and j.claimed_by = $3;
 
 -- name: attempt_records
 -- What stands on record of these jobs' attempts, ended or not: the proof of ends that had started an effect.

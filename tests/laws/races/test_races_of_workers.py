@@ -292,3 +292,20 @@ def test_a_worker_is_not_stopped_over_a_claim_in_progress(dsn: str, conn: Conn) 
     assert row["status"] == "live"
     # Its lease is what ends the claim, or its own end.
     assert settle(conn) == {}
+
+
+# Publishing -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_hook_that_is_being_published_is_not_switched_off_meanwhile(dsn: str, conn: Conn) -> None:
+    """By a worker of the release before, which starts at the same time."""
+    publish = "select taskq.publish_task(%s, 't', 'q', 5, 3, 'idempotent', 'p', null, %s)"
+    conn.execute(publish, (None, None))
+    with sessions(dsn) as [newer, older]:
+        newer.begin()
+        newer.do(lambda c: c.execute(publish, (register(c, tasks=("t:reconcile", "t")), "t:reconcile")))
+        done = older.start(lambda c: c.execute(publish, (None, None)))
+        older.waits_for(newer)
+        newer.commit()
+        done.result(20)
+    assert one(conn, "select reconcile_task from taskq.task_config where task = 't'") == "t:reconcile"
