@@ -125,6 +125,26 @@ def test_users_who_may_do_other_things(
     assert f"the role taskq_{'worker' if args[0] == 'worker' else 'producer'} to that user" in said
 
 
+def opposites() -> Iterator[tuple[str, str, str]]:
+    """Every command with a flag and its opposite."""
+    for name in EVERY:
+        command = typer.main.get_command(build(name.split()))
+        for word in name.split():
+            command = command.commands[word]  # type: ignore[attr-defined]
+        yield from ((name, p.opts[0], p.secondary_opts[0]) for p in command.params if p.secondary_opts)
+
+
+def test_a_flag_and_its_opposite_are_refused_in_either_order(cli: Cli) -> None:
+    found = list(opposites())
+    assert {("jobs resolve", "--happened", "--did-not-happen"), ("migrate up", "--post", "--no-post")} <= set(found)
+    for name, flag, opposite in found:
+        for pair in ((flag, opposite), (opposite, flag)):
+            done = cli(*name.split(), *ARGUMENTS.get(name, []), *pair)
+            assert (done.code, done.out) == (2, ""), done
+            assert f"{flag} and {opposite} say the opposite of one another" in done.err
+            assert f"see 'taskq {name} --help'" in done.err
+
+
 @pytest.mark.parametrize("name", EVERY)
 def test_flags_that_do_not_exist_and_arguments_that_are_no_text(cli: Cli, name: str) -> None:
     done = cli(*line(name, "--no-such-flag"))

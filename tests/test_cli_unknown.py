@@ -12,6 +12,8 @@ import pytest
 import sql as q
 from cli_kit import Cli, make_cli  # noqa: F401
 
+from taskq.cli.database import Database
+
 Conn = psycopg.Connection[Any]
 NOBODY = "00000000-0000-0000-0000-000000000000"
 
@@ -149,6 +151,28 @@ def test_resolve_decides_the_attempt_that_was_looked_at(cli: Cli, conn: Conn) ->
     assert (late.code, "is about attempt 2 of job" in late.err) == (1, True)
     assert q.status(conn, job) == "unknown"
     cli.ok("jobs", "resolve", str(job), "--happened", "--reason", "asked", "--epoch", "1")
+
+
+def test_resolve_does_not_decide_what_became_unknown_after_the_look(
+    cli: Cli, conn: Conn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, job = q.running(conn)
+    call = ("jobs", "resolve", str(job), "--did-not-happen", "--reason", "asked")
+    assert "is running, not unknown" in cli(*call).err
+    look = Database.rows
+
+    def look_and_lose(self: Database, query: str, *arguments: Any) -> list[dict[str, Any]]:
+        found = look(self, query, *arguments)
+        if query == "unknown_outcome":
+            conn.execute("select taskq.enter_unknown(j, 'told', null) from taskq.jobs j where j.id = %s", (job,))
+        return found
+
+    monkeypatch.setattr(Database, "rows", look_and_lose)
+    done = cli(*call)
+    assert (done.code, done.out, "has become unknown only just now" in done.err) == (1, "", True)
+    assert (q.status(conn, job), q.attempts(conn, job)) == ("unknown", [])
+    assert q.rows(conn, "select * from taskq.audit") == []
+    cli.ok(*call)
 
 
 def test_the_help_of_resolve_has_the_rule(cli: Cli) -> None:

@@ -17,6 +17,7 @@ import typer
 
 from taskq import boot
 from taskq.cli.output import run_cli
+from taskq.cli.pairs import refuse_both
 
 __all__ = ["COMMANDS", "build", "main"]
 
@@ -91,8 +92,10 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def _run(args: Sequence[str], asked: Sequence[str] | None) -> object:
-    root = build(args if asked is None else asked, completing=asked is not None)
-    return root(args=list(args), prog_name="taskq", standalone_mode=False)
+    root = typer.main.get_command(build(args if asked is None else asked, completing=asked is not None))
+    if asked is None:
+        refuse_both(root, args)
+    return root.main(args=list(args), prog_name="taskq", standalone_mode=False)
 
 
 def _asked_by_a_shell() -> list[str] | None:

@@ -11,7 +11,7 @@ import typer
 from taskq.cli.database import Database, actor, job_id, open_database
 from taskq.cli.output import ExitCode, note, print_json, show
 from taskq.durations import parse_duration
-from taskq.errors import DatabaseRefusal, InvalidDuration
+from taskq.errors import DatabaseRefusal, InvalidDuration, WrongState
 
 __all__ = ["list_unknown", "reconcile_one", "resolve_one"]
 
@@ -74,7 +74,7 @@ def resolve_one(
             if not typer.confirm("go on?", err=True):
                 note("nothing was changed")
                 return ExitCode.FAILED
-        # What was shown is what is decided: another attempt of the job is another question.
+        # What was shown is what is decided: another attempt is another question, and so is one that nobody saw.
         seen = epoch if epoch is not None or not found else found[0]["claim_epoch"]
         try:
             answer = _decide(database, job, seen, happened, result, reason)
@@ -111,9 +111,15 @@ def reconcile_one(id_: str, reason: str | None, *, as_json: bool, dsn: str | Non
 def _decide(database: Database, job: str, epoch: int | None, happened: bool, result: str | None, reason: str) -> str:
     said = (happened, result, reason, actor())
     if epoch is None:
-        answer: str = database.value("resolve", job, *said)
-    else:
-        answer = database.value("resolve_attempt", job, epoch, *said)
+        # Nothing unknown was found, and the database says what is the matter. What is unknown since is not decided.
+        with database.transaction():
+            database.value("resolve", job, *said)
+            raise WrongState(
+                f"job {job} has become unknown only just now, and nothing was shown of it; nothing was changed",
+                detail={"job_id": job, "status": "unknown"},
+                hint="Look at it, with taskq jobs unknown, and then decide.",
+            )
+    answer: str = database.value("resolve_attempt", job, epoch, *said)
     return answer
 
 
