@@ -75,7 +75,7 @@ comment on column {{schema}}.jobs.cancel_requested_at is 'When cancelling the ru
 comment on column {{schema}}.jobs.effect_started_at is 'When the current attempt of a side-effecting task was allowed to start its effect.';
 comment on column {{schema}}.jobs.attempt is 'Attempts used up: failures of the body in this generation.';
 comment on column {{schema}}.jobs.max_attempts is 'How many failures of the body end the job.';
-comment on column {{schema}}.jobs.recoveries is 'How often a worker was lost with this job, in this generation.';
+comment on column {{schema}}.jobs.recoveries is 'How often it was to run again because its worker was lost, or its unknown outcome turned out not to have happened, in this generation.';
 comment on column {{schema}}.jobs.retry_afters is 'How often the body asked to be retried after a delay, in this generation.';
 comment on column {{schema}}.jobs.snoozes is 'How often the body snoozed, in this generation.';
 comment on column {{schema}}.jobs.releases is 'How often a stopping worker handed the job back, in this generation.';
@@ -145,7 +145,7 @@ create table {{schema}}.history (
   -- A job succeeds, fails or is cancelled; with a final attempt worker, outcome and claim are there, without one none is.
   constraint history_status check (claim_epoch >= 0 and case status
     when 'succeeded' then case outcome when 'succeeded' then true when 'resolved' then true else false end
-    when 'failed' then outcome is null or outcome in ('failed', 'retry_after', 'snoozed', 'lost')
+    when 'failed' then outcome is null or outcome in ('failed', 'retry_after', 'snoozed', 'lost', 'resolved')
     when 'cancelled' then outcome is null or outcome in ('cancelled', 'lost', 'resolved') else false end),
   constraint history_attempt_whole check (case when worker_id is null then outcome is null and claimed_at is null
     else claim_epoch > 0 and claimed_at is not null and outcome is not null and outcome in ('succeeded', 'failed', 'cancelled', 'retry_after', 'snoozed', 'released', 'lost', 'resolved') end)
@@ -166,7 +166,7 @@ comment on column {{schema}}.history.cancel_requested_at is 'When cancelling was
 comment on column {{schema}}.history.effect_started_at is 'When the final attempt was allowed to start its effect.';
 comment on column {{schema}}.history.attempt is 'Attempts used up in the last generation.';
 comment on column {{schema}}.history.max_attempts is 'How many failures would have ended it.';
-comment on column {{schema}}.history.recoveries is 'How often a worker was lost with it, in the last generation.';
+comment on column {{schema}}.history.recoveries is 'How often it was to run again because its worker was lost, or its unknown outcome turned out not to have happened, in the last generation.';
 comment on column {{schema}}.history.retry_afters is 'How often the body asked to be retried after a delay, in the last generation.';
 comment on column {{schema}}.history.snoozes is 'How often the body snoozed, in the last generation.';
 comment on column {{schema}}.history.releases is 'How often a stopping worker handed it back, in the last generation.';

@@ -79,10 +79,15 @@ begin
       'with gone as (select job_id, count(*)::int as n from %1$I.%2$I group by job_id)
        update %1$I.history h set pruned_attempts = h.pruned_attempts + g.n from gone g where h.id = g.job_id', '{{schema}}', v_name);
   end if;
+  if v_parent = 'history' then
+    -- How the job of an effect has ended is all that says whether the effect is settled.
+    execute format(
+      'update %1$I.effect_intents i set job_ended = h.status from %1$I.%2$I h where i.job_id = h.id', '{{schema}}', v_name);
+  end if;
   execute format('drop table %I.%I', '{{schema}}', v_name);
   return v_name;
 end $$;
 comment on function {{schema}}.drop_expired_partition() is
-  'Retention: drops the oldest partition that is past history_retention, noting pruned attempts on the jobs that had some in it. Returns its name, or null when there is none. Raises lock_not_available when the table is busy: try again later.';
+  'Retention: drops the oldest partition that is past history_retention, noting pruned attempts on the jobs that had some in it, and on effects how their jobs in it had ended. Returns its name, or null when there is none. Raises lock_not_available when the table is busy: try again later.';
 
 select {{schema}}.ensure_partitions();

@@ -2,12 +2,23 @@
 -- of the keys that were asked for, in the order of the keys. Called by the clients (enqueue_many) and by hand (enqueue).
 
 create function {{schema}}.ensure_policy(p_id text, p_format integer, p_spec jsonb) returns void
-  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_bad record;
+begin
+  if p_spec ? 'effects' then
+    select e.spec ->> 'name' as given, e.name into v_bad from {{schema}}.effect_specs(p_spec -> 'effects') e
+      where e.name is distinct from e.spec ->> 'name' limit 1;
+    if found then
+      raise exception using errcode = 'WF009', message = format('effect %s of policy %s cannot be named %L', v_bad.name, p_id, v_bad.given),
+        hint = 'Give each effect of a policy a name of its own: 1 to 128 printable ASCII characters without spaces, not * and not beginning with #.';
+    end if;
+  end if;
   insert into {{schema}}.policies (id, format, spec, created_at) values (p_id, p_format, p_spec, {{schema}}.now())
-    on conflict (id) do nothing
-$$;
+    on conflict (id) do nothing;
+end $$;
 comment on function {{schema}}.ensure_policy(text, integer, jsonb) is
-  'Stores a resolved policy once. Called in a transaction of its own before the first enqueue that needs it, so that a long transaction blocks nobody.';
+  'Stores a resolved policy once; refuses names of effects that cannot tell them apart. Called in a transaction of its own before the first enqueue that needs it, so that a long transaction blocks nobody.';
 
 create function {{schema}}.publish_task(p_worker uuid, p_task text, p_queue text, p_priority integer, p_max_attempts integer,
     p_effect_class text, p_policy_id text, p_required_worker_schema integer default null, p_reconcile_task text default null) returns void
@@ -129,6 +140,13 @@ begin
   if found then
     raise exception using errcode = 'WF009', message = format('spec %s of enqueue_many is not valid: %s: %s, the limit is %s', v_bad.spec, v_bad.name, v_bad.size, v_bad.most),
       hint = 'Put data into the payload, or store it elsewhere and enqueue a reference to it.';
+  end if;
+  select s.n as spec, jsonb_typeof(s.meta) as kind into v_bad from (
+    select row_number() over () as n, x.meta from jsonb_to_recordset(p_specs) as x(meta jsonb)) s
+    where jsonb_typeof(s.meta) <> 'object' limit 1;
+  if found then
+    raise exception using errcode = 'WF009', message = format('spec %s of enqueue_many is not valid: meta is a JSON %s, not an object', v_bad.spec, v_bad.kind),
+      hint = 'Give an object, such as {"source": "import"}, or leave meta out.';
   end if;
   select i.max_payload_bytes into v_max from {{schema}}.installation i;
   select o.n, octet_length(o.payload) as size into v_bad from unnest(p_payload) with ordinality as o(payload, n)

@@ -285,7 +285,7 @@ begin
   get diagnostics v_n = row_count;
   return v_total + v_n + {{schema}}.prune_effects(p_limit) + {{schema}}.prune_orderings(p_limit);
 end $$;
-comment on function {{schema}}.prune(integer) is 'Forgets expired keys, ordering keys without jobs, workers that ended over a week ago, how attempts came to be unknown of jobs that retention has dropped, and effects whose jobs are gone from history; at most p_limit of each. Returns how many; repeat until 0.';
+comment on function {{schema}}.prune(integer) is 'Forgets expired keys, ordering keys without jobs, workers that ended over a week ago, how attempts came to be unknown of jobs that retention has dropped, and settled effects whose jobs are gone from history; at most p_limit of each. Returns how many; repeat until 0.';
 
 -- What every worker asks every few seconds, in one statement: an idle worker should cost next to nothing. The survey comes
 -- first, so that nobody waits for it at the leader's row; what it refuses must not keep this worker from leading.

@@ -137,9 +137,46 @@ end $$;
 comment on function {{schema}}.retry(uuid, text, text) is
   'Reopens a failed or cancelled job with fresh counters, a higher generation and its epoch kept (answer reopened), or makes a waiting one due now (due).';
 
--- The one body of resolve and resolve_attempt: whoever decides, an outcome is decided once, under the lock of the job's row.
--- p_epoch: the attempt that the decision is about; null for the one that is open.
-create function {{schema}}.decide_unknown(p_job uuid, p_epoch bigint, p_happened boolean, p_result jsonb, p_reason text, p_actor text) returns text
+-- What a stored policy says in numbers. Whatever a row has in their place, there is an answer: none of it may keep a job from
+-- being settled.
+create function {{schema}}.number_or(p_value jsonb, p_default double precision, p_least double precision, p_most double precision) returns double precision
+  language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
+  select case jsonb_typeof(p_value) when 'number' then least(greatest((p_value #>> '{}')::numeric, p_least::numeric), p_most::numeric)::double precision else p_default end
+$$;
+comment on function {{schema}}.number_or(jsonb, double precision, double precision, double precision) is 'A JSON number within bounds; the default for anything else.';
+
+create function {{schema}}.recovery_bound(p_policy_id text) returns integer
+  language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+  select coalesce((select {{schema}}.number_or(p.spec -> 'max_recoveries', 10, 0, 2147483647) from {{schema}}.policies p where p.id = p_policy_id), 10)::integer
+$$;
+comment on function {{schema}}.recovery_bound(text) is 'How often a job of this policy may be recovered: its max_recoveries, else 10.';
+
+-- The same curve as that of taskq.policy.Backoff. In logarithms, since factor ^ n has no bound.
+create function {{schema}}.backoff(p_policy_id text, p_n integer) returns double precision
+  language plpgsql volatile security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_curve jsonb;
+  v_base double precision;
+  v_factor double precision;
+  v_cap double precision;
+  v_n double precision := greatest(p_n, 1) - 1;
+begin
+  select p.spec #> '{retry,backoff}' into v_curve from {{schema}}.policies p where p.id = p_policy_id;
+  v_base := {{schema}}.number_or(v_curve -> 'base', 5, 0, 3155760000);
+  v_factor := {{schema}}.number_or(v_curve -> 'factor', 2, 1, 1000);
+  v_cap := {{schema}}.number_or(v_curve -> 'cap', 3600, 0.001, 3155760000);
+  return (1 - {{schema}}.number_or(v_curve -> 'jitter', 0.1, 0, 0.9) * random()) * least(v_cap, case v_curve ->> 'kind'
+    when 'linear' then v_base * (v_n + 1)
+    when 'constant' then v_base
+    else case when v_base < 0.001 then v_base when ln(v_base) + v_n * ln(v_factor) > ln(v_cap) + 1 then v_cap else v_base * power(v_factor, v_n) end end);
+end $$;
+comment on function {{schema}}.backoff(text, integer) is 'Seconds to wait before a job of this policy runs again for the n-th time, shortened at random by its jitter.';
+
+-- The one body of resolve, resolve_attempt and answer_reconcile: whoever decides, an outcome is decided once, under the lock
+-- of the job's row. p_epoch: the attempt that the decision is about; null for the one that is open.
+-- "Did not happen" runs the job again, and counts as a recovery. An operator may say so as often as they like: each time
+-- somebody has looked, and it is on record who. A hook may not: p_bounded keeps it to max_recoveries, and to the curve.
+create function {{schema}}.decide_unknown(p_job uuid, p_epoch bigint, p_happened boolean, p_result jsonb, p_reason text, p_actor text, p_bounded boolean) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_job {{schema}}.jobs;
@@ -150,6 +187,8 @@ declare
   v_outcome text;
   v_decided record;
   v_answer text;
+  v_bound integer;
+  v_delay double precision := 0;
 begin
   perform {{schema}}.ensure_today();
   for i in 1 .. 20 loop
@@ -208,25 +247,42 @@ begin
     perform {{schema}}.finish(v_job, 'cancelled', 'resolved', null, jsonb_build_object('type', 'Cancelled', 'message', 'cancelled; the effect did not happen', 'reason', p_reason));
     v_answer := 'cancelled';
   else
-    insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
-      values (v_job.id, v_now, v_job.claimed_at, v_job.claim_epoch, v_job.claimed_by, v_job.effect_started_at, v_job.attempt, v_job.generation, 'resolved',
-              jsonb_build_object('type', 'DidNotHappen', 'message', 'resolved: the effect did not happen', 'reason', p_reason));
-    update {{schema}}.jobs j set status = 'pending', claimed_by = null, claimed_at = null, effect_started_at = null where j.id = p_job;
-    perform {{schema}}.wake(array[v_job.queue]);
-    v_answer := 'pending';
+    v_job.recoveries := v_job.recoveries + 1;
+    if p_bounded then
+      v_bound := {{schema}}.recovery_bound(v_job.policy_id);
+      v_delay := {{schema}}.backoff(v_job.policy_id, v_job.recoveries);
+    end if;
+    if v_job.recoveries > v_bound then
+      perform {{schema}}.finish(v_job, 'failed', 'resolved', null, jsonb_build_object('type', 'RecoveryExhausted',
+        'message', format('its effect did not happen, and it has been recovered %s times already, the limit is %s', v_job.recoveries - 1, v_bound), 'reason', p_reason));
+      v_answer := 'failed';
+    elsif p_bounded and v_now + make_interval(secs => v_delay) > v_job.deadline then
+      perform {{schema}}.finish(v_job, 'failed', 'resolved', null, jsonb_build_object('type', 'DeadlineExceeded',
+        'message', 'its effect did not happen, and the next start would be after the deadline', 'deadline', v_job.deadline, 'reason', p_reason));
+      v_answer := 'failed';
+    else
+      insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
+        values (v_job.id, v_now, v_job.claimed_at, v_job.claim_epoch, v_job.claimed_by, v_job.effect_started_at, v_job.attempt, v_job.generation, 'resolved',
+                jsonb_build_object('type', 'DidNotHappen', 'message', 'resolved: the effect did not happen', 'reason', p_reason));
+      update {{schema}}.jobs j set status = 'pending', claimed_by = null, claimed_at = null, effect_started_at = null, recoveries = j.recoveries + 1,
+          run_at = case when v_delay > 0 then v_now + make_interval(secs => v_delay) else j.run_at end
+        where j.id = p_job;
+      perform {{schema}}.wake(array[v_job.queue]);
+      v_answer := 'pending';
+    end if;
   end if;
   perform {{schema}}.note('resolve', p_job::text, p_actor, p_reason, jsonb_build_object('happened', p_happened, 'answer', v_answer, 'claim_epoch', v_epoch));
   return v_answer;
 end $$;
-comment on function {{schema}}.decide_unknown(uuid, bigint, boolean, jsonb, text, text) is
-  'Decides an unknown outcome, of the given attempt where one is given. Called by resolve and resolve_attempt alone.';
+comment on function {{schema}}.decide_unknown(uuid, bigint, boolean, jsonb, text, text, boolean) is
+  'Decides an unknown outcome, of the given attempt where one is given. Called by resolve, resolve_attempt and answer_reconcile alone.';
 
 create function {{schema}}.resolve(job_id uuid, happened boolean, result jsonb default null, reason text default null, actor text default null) returns text
   language sql security definer set search_path = pg_catalog, pg_temp as $$
-  select {{schema}}.decide_unknown(job_id, null, happened, result, reason, actor)
+  select {{schema}}.decide_unknown(job_id, null, happened, result, reason, actor, false)
 $$;
 comment on function {{schema}}.resolve(uuid, boolean, jsonb, text, text) is
-  'Decides an unknown outcome, once and on the record: happened makes it succeeded, otherwise it is cancelled if that was asked for, else pending again, and runs again with the same idempotency key. So say that it did not happen only once it can no longer happen.';
+  'Decides an unknown outcome of whichever attempt is open, once and on the record: happened makes it succeeded, otherwise it is cancelled if that was asked for, else pending again at once, and runs again with the same idempotency key. So say that it did not happen only once it can no longer happen; and where another attempt may be open by now, name the one that was looked at: resolve_attempt. Each run again counts as a recovery, and no bound holds an operator back.';
 
 create function {{schema}}.resolve_attempt(job_id uuid, claim_epoch bigint, happened boolean, result jsonb default null, reason text default null, actor text default null) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -235,7 +291,7 @@ begin
   if claim_epoch is null then
     raise exception using errcode = 'WF009', message = 'resolve_attempt needs the epoch of the attempt', hint = 'Give the one that was looked at; resolve decides whichever is open.';
   end if;
-  return {{schema}}.decide_unknown(job_id, claim_epoch, happened, result, reason, actor);
+  return {{schema}}.decide_unknown(job_id, claim_epoch, happened, result, reason, actor, false);
 end $$;
 comment on function {{schema}}.resolve_attempt(uuid, bigint, boolean, jsonb, text, text) is
   'Like resolve, for one attempt: if another is open by now, nothing is changed, and the refusal says so (WF017).';

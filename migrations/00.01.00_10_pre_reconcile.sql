@@ -1,6 +1,6 @@
 -- Reconciling: asking the outside world what became of an attempt whose outcome was never told. The asking is a job of its
 -- own, of the task that the asking task's code names as its hook (task_config.reconcile_task); it answers through
--- resolve_attempt, like an operator. Its payload names the attempt and nothing more: the worker reads the rest from the row.
+-- answer_reconcile. Its payload names the attempt and nothing more: the worker reads the rest from the row.
 
 -- One open job for each attempt: a unique key, held while that job is in jobs, sees to it.
 create function {{schema}}.enqueue_reconcile(p_job {{schema}}.jobs) returns uuid
@@ -107,6 +107,19 @@ begin
 end $$;
 comment on function {{schema}}.reconcile(uuid, text, text) is
   'Has an unknown outcome asked about now: enqueues its reconciling job (enqueued), also where one has failed before, or makes the one that waits due (due); running where it is being asked already.';
+
+-- Apart from resolve_attempt: what code says again and again needs a bound, what people decide does not.
+create function {{schema}}.answer_reconcile(job_id uuid, claim_epoch bigint, happened boolean, result jsonb default null, reason text default null, actor text default null) returns text
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_variable
+begin
+  if claim_epoch is null then
+    raise exception using errcode = 'WF009', message = 'answer_reconcile needs the epoch of the attempt', hint = 'Give the one that the hook was asked about.';
+  end if;
+  return {{schema}}.decide_unknown(job_id, claim_epoch, happened, result, reason, actor, true);
+end $$;
+comment on function {{schema}}.answer_reconcile(uuid, bigint, boolean, jsonb, text, text) is
+  'What a reconcile hook has answered about an attempt: like resolve_attempt, but each did-not-happen waits as the retry policy says, and is one of max_recoveries; past that, or where the next start would be after the deadline, the job ends as failed (RecoveryExhausted, DeadlineExceeded).';
 
 create view {{schema}}.unknown_outcomes as
   select j.id as job_id, j.queue, j.task, j.claim_epoch, j.claimed_by as worker_id, w.name as worker, j.claimed_at, j.effect_started_at, j.cancel_requested_at,

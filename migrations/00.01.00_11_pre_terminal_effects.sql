@@ -19,6 +19,7 @@ create table {{schema}}.effect_intents (
   undoes boolean not null default false,
   fault text check (fault in ('broken', 'refused')),
   error jsonb,
+  job_ended text check (job_ended in ('succeeded', 'failed', 'cancelled')),
   created_at timestamptz not null,
   settled_at timestamptz,
   settled_by text,
@@ -26,7 +27,7 @@ create table {{schema}}.effect_intents (
   constraint effect_intents_settled_whole check ((settled_at is null) = (settled_by is null))
 );
 create index effect_intents_owner on {{schema}}.effect_intents (owner_job_id, generation);
-create index effect_intents_faults on {{schema}}.effect_intents (id) where fault is not null and settled_at is null;
+create index effect_intents_faults on {{schema}}.effect_intents (id) where (fault is not null or job_ended = 'failed') and settled_at is null;
 create index effect_intents_age on {{schema}}.effect_intents (created_at);
 
 comment on table {{schema}}.effect_intents is 'The durable promise of each terminal effect, committed with the status that caused it. The view effects shows how each stands.';
@@ -44,6 +45,7 @@ comment on column {{schema}}.effect_intents.depth is 'Place in a chain of effect
 comment on column {{schema}}.effect_intents.undoes is 'Whether it takes back what its owner did, as declared: once it has succeeded, a reopened owner has a new idempotency key.';
 comment on column {{schema}}.effect_intents.fault is 'Why there is no job: broken (it could not be made) or refused (the chain is too long); null where there is one.';
 comment on column {{schema}}.effect_intents.error is 'What was wrong, where there is a fault: a JSON object with type and message.';
+comment on column {{schema}}.effect_intents.job_ended is 'How its job had ended, once retention has dropped that job from history; null before.';
 comment on column {{schema}}.effect_intents.created_at is 'When the owner ended.';
 comment on column {{schema}}.effect_intents.settled_at is 'When an operator settled it; null otherwise. An effect whose job has succeeded needs no such mark.';
 comment on column {{schema}}.effect_intents.settled_by is 'Who settled it.';
@@ -90,7 +92,10 @@ create function {{schema}}.effect_job(p_owner {{schema}}.history, p_effect jsonb
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_payload jsonb := {{schema}}.effect_payload(p_effect -> 'payload', p_owner);
+  v_mark jsonb := jsonb_build_object('effect', jsonb_build_object(
+    'key', p_key, 'owner_job_id', p_owner.id, 'owner_task', p_owner.task, 'status', p_owner.status, 'generation', p_owner.generation));
 begin
+  -- What travels with the owner travels on where there is room for it; for its sake no promise is broken.
   if not exists (select from {{schema}}.policies p where p.id = p_effect ->> 'policy_id') then
     raise exception using errcode = 'WF014', message = format('the policy %L of the effect is missing', p_effect ->> 'policy_id'),
       hint = 'Store it again, by a worker that knows the task, and then: taskq effects retry.';
@@ -101,8 +106,7 @@ begin
           'task', p_effect -> 'task', 'queue', p_effect -> 'queue', 'priority', p_effect -> 'priority', 'max_attempts', p_effect -> 'max_attempts',
           'effect_class', p_effect -> 'effect_class', 'policy_id', p_effect -> 'policy_id',
           'required_worker_schema', p_effect -> 'required_worker_schema', 'deadline_in', p_effect -> 'deadline',
-          'meta', case when jsonb_typeof(p_owner.meta) = 'object' then p_owner.meta else '{}' end || jsonb_build_object('effect', jsonb_build_object(
-            'key', p_key, 'owner_job_id', p_owner.id, 'owner_task', p_owner.task, 'status', p_owner.status, 'generation', p_owner.generation)))),
+          'meta', case when jsonb_typeof(p_owner.meta) = 'object' and octet_length((p_owner.meta || v_mark)::text) <= 131072 then p_owner.meta || v_mark else v_mark end)),
         array[1], array[v_payload::text]) e;
 end $$;
 comment on function {{schema}}.effect_job({{schema}}.history, jsonb, text) is
@@ -114,6 +118,17 @@ create function {{schema}}.is_broken(p_sqlstate text) returns boolean
   language sql immutable parallel safe set search_path = pg_catalog, pg_temp
   as $$ select left(p_sqlstate, 2) in ('22', '23', '42', '54', 'P0', 'WF') $$;
 comment on function {{schema}}.is_broken(text) is 'Whether an error that kept an effect''s job from being made will be there the next time too.';
+
+-- Whatever a stored policy says, each of its effects has a name of its own: what cannot be a name, is reserved (* for all,
+-- # for those without one) or stands twice goes by its place, and must not keep an end from being stored.
+create function {{schema}}.effect_specs(p_effects jsonb) returns table (spec jsonb, name text)
+  language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
+  select e.spec, case when coalesce({{schema}}.valid_name(e.name), false) and e.name <> '*' and left(e.name, 1) <> '#' and e.place = 1 then e.name else '#' || e.n end
+    from (select a.spec, a.n, a.spec ->> 'name' as name, row_number() over (partition by a.spec ->> 'name' order by a.n) as place
+            from jsonb_array_elements(case jsonb_typeof(p_effects) when 'array' then p_effects else '[]' end) with ordinality a(spec, n)) e
+   order by e.n
+$$;
+comment on function {{schema}}.effect_specs(jsonb) is 'What a policy promises, in order, each effect under the name that its intents have.';
 
 create function {{schema}}.promise(p_owner {{schema}}.history) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -136,11 +151,7 @@ begin
     return;
   end if;
   for v_effect in
-    -- A name that cannot be one, or stands twice, must not keep the end from being stored.
-    select e.spec, case when coalesce({{schema}}.valid_name(e.name), false) and e.place = 1 then e.name else '#' || e.n end as name
-      from (select a.spec, a.n, a.spec ->> 'name' as name, row_number() over (partition by a.spec ->> 'name' order by a.n) as place
-              from jsonb_array_elements(v_effects) with ordinality a(spec, n)) e
-     where e.spec -> 'on' ? p_owner.status order by e.n
+    select e.spec, e.name from {{schema}}.effect_specs(v_effects) e where e.spec -> 'on' ? p_owner.status
   loop
     v_key := format('%s:%s:%s', p_owner.id, p_owner.generation, v_effect.name);
     v_job := null;
@@ -185,11 +196,11 @@ create trigger effects_promised after insert on {{schema}}.history for each row
 
 create view {{schema}}.effects as
   select i.id, i.effect_key, i.owner_job_id, i.owner_task, i.generation, i.name, i.status as on_status, i.task, i.depth, i.job_id,
-         coalesce(j.status, h.status, i.fault, 'gone') as status,
+         coalesce(j.status, h.status, i.job_ended, i.fault, 'gone') as status,
          coalesce(h.error, i.error, case when j.id is not null then
            (select l.error from {{schema}}.ledger l where l.job_id = i.job_id order by l.claim_epoch desc limit 1) end) as error,
-         i.settled_at is not null or coalesce(h.status in ('succeeded', 'cancelled'), false) as settled,
-         case when i.settled_at is not null then 'operator' when h.status in ('succeeded', 'cancelled') then h.status end as settled_how,
+         i.settled_at is not null or coalesce(coalesce(h.status, i.job_ended) in ('succeeded', 'cancelled'), false) as settled,
+         case when i.settled_at is not null then 'operator' when coalesce(h.status, i.job_ended) in ('succeeded', 'cancelled') then coalesce(h.status, i.job_ended) end as settled_how,
          coalesce(i.settled_at, case when h.status in ('succeeded', 'cancelled') then h.finished_at end) as settled_at,
          i.settled_by, i.settled_reason, i.created_at
     from {{schema}}.effect_intents i
@@ -206,8 +217,13 @@ declare
   v_own {{schema}}.effect_intents;
   v_open text;
   v_keys jsonb;
+  v_intents uuid[];
 begin
-  perform from {{schema}}.effect_intents i where i.owner_job_id = p_old.id and i.generation = p_old.generation or i.job_id = p_old.id order by i.id for update;
+  v_intents := array(
+    select i.id from {{schema}}.effect_intents i where i.owner_job_id = p_old.id and i.generation = p_old.generation or i.job_id = p_old.id order by i.id for update);
+  -- Written, and not only locked: above READ COMMITTED a later reopening, of the owner or of an effect, would otherwise
+  -- look at how things stood before this one. So it fails as one that cannot be serialized.
+  update {{schema}}.effect_intents i set created_at = i.created_at where i.id = any(v_intents);
   select * into v_own from {{schema}}.effect_intents i where i.job_id = p_old.id;
   if found and v_own.settled_at is not null then
     raise exception using errcode = 'WF012', message = format('job %s carries out the effect %s, which was settled by %s', p_old.id, v_own.effect_key, v_own.settled_by),
@@ -290,6 +306,10 @@ begin
     raise exception using errcode = 'WF021', message = format('there is no effect %s', effect_key), detail = jsonb_build_object('effect_key', effect_key)::text,
       hint = 'taskq effects list shows their keys; retention may have dropped it.';
   end if;
+  if v_intent.job_ended is not null then
+    raise exception using errcode = 'WF011', message = format('the job %s of effect %s is %s, and not in history any more', v_intent.job_id, effect_key, v_intent.job_ended),
+      detail = jsonb_build_object('job_id', v_intent.job_id)::text, hint = 'Do by hand what the effect would have done, then: taskq effects settle.';
+  end if;
   if v_intent.job_id is not null then
     v_answer := {{schema}}.retry(v_intent.job_id, reason, actor);
     perform {{schema}}.note('retry_effect', effect_key, actor, reason, jsonb_build_object('answer', v_answer, 'job_id', v_intent.job_id));
@@ -318,8 +338,7 @@ begin
         settled_reason = 'its policy was there again, and promised anew' where i.id = v_intent.id;
   else
     select j.job_id, j.fingerprint into v_job
-      from (select a.spec from jsonb_array_elements(v_effects) with ordinality a(spec, n)
-             where a.spec ->> 'name' = v_intent.name or '#' || a.n = v_intent.name order by a.n limit 1) e
+      from (select s.spec from {{schema}}.effect_specs(v_effects) s where s.name = v_intent.name) e
       cross join lateral {{schema}}.effect_job(v_owner, e.spec, effect_key) j;
     update {{schema}}.effect_intents i set job_id = v_job.job_id, fingerprint = v_job.fingerprint, fault = null, error = null where i.id = v_intent.id;
   end if;
@@ -334,11 +353,11 @@ create function {{schema}}.prune_effects(p_limit integer default 1000) returns i
 declare
   v_n integer;
 begin
-  -- A promise that was never kept, nor settled, is not forgotten.
+  -- A promise that was never kept, nor settled, is not forgotten: not one without a job, nor one whose job has failed.
   delete from {{schema}}.effect_intents e where e.id = any(array(
     select i.id from {{schema}}.effect_intents i
      where i.created_at < {{schema}}.now() - (select s.history_retention from {{schema}}.installation s)
-       and (i.job_id is not null or i.settled_at is not null)
+       and (i.settled_at is not null or i.job_ended in ('succeeded', 'cancelled'))
        and not exists (select from {{schema}}.jobs j where j.id in (i.owner_job_id, i.job_id))
        and not exists (select from {{schema}}.history h where h.id = i.owner_job_id)
        and not exists (select from {{schema}}.history h where h.id = i.job_id)
@@ -346,4 +365,4 @@ begin
   get diagnostics v_n = row_count;
   return v_n;
 end $$;
-comment on function {{schema}}.prune_effects(integer) is 'Forgets up to p_limit intents whose owner and job are both gone from history. Called by prune.';
+comment on function {{schema}}.prune_effects(integer) is 'Forgets up to p_limit intents that are settled and whose owner and job are both gone from history; what is not settled stays. Called by prune.';

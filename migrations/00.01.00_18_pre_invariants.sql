@@ -1,6 +1,21 @@
 -- check_invariants: every law that can be seen from the rows, as violations. STABLE, so that one call sees one snapshot.
 -- Called by taskq verify and at the end of every system test.
 
+-- Of an attempt in the ledger: whether another one may follow although its effect had started. A retry by an error that the
+-- policy names and a RetryAfter of the body are told, with a nonce; so are failures and cancellations that an operator
+-- reopened. A resolved one has its row in unknowns, and in audit who said that it did not happen.
+create function {{schema}}.may_follow(p_attempt {{schema}}.ledger) returns boolean
+  language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+  select case
+    when p_attempt.outcome in ('failed', 'cancelled', 'retry_after', 'snoozed') then p_attempt.outcome_id is not null
+    when p_attempt.outcome = 'resolved' then
+      exists (select from {{schema}}.unknowns u where u.job_id = p_attempt.job_id and u.claim_epoch = p_attempt.claim_epoch)
+      and exists (select from {{schema}}.audit a where a.subject = p_attempt.job_id::text and a.action = 'resolve'
+        and a.details -> 'happened' = 'false' and a.details -> 'claim_epoch' = to_jsonb(p_attempt.claim_epoch))
+    else false end
+$$;
+comment on function {{schema}}.may_follow({{schema}}.ledger) is 'Whether another attempt may follow this one, whose effect had started: its body told how it ended, or it was decided that it did not happen.';
+
 create function {{schema}}.check_invariants(scope text default 'live', since timestamptz default null)
   returns table (law integer, code text, job_id uuid, detail text)
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -38,14 +53,14 @@ begin
   return query
     select 6, 'counters_differ_from_record', j.id,
            format('attempt %s/%s, recoveries %s/%s, retry_afters %s/%s, snoozes %s/%s, releases %s/%s (row/record)', j.attempt, l.failed,
-             j.recoveries, l.lost, j.retry_afters, l.retry_after, j.snoozes, l.snoozed, j.releases, l.released)
+             j.recoveries, l.recovered, j.retry_afters, l.retry_after, j.snoozes, l.snoozed, j.releases, l.released)
       from {{schema}}.jobs j cross join lateral (
-        select count(*) filter (where l.outcome = 'failed') as failed, count(*) filter (where l.outcome = 'lost') as lost,
+        select count(*) filter (where l.outcome = 'failed') as failed, count(*) filter (where l.outcome in ('lost', 'resolved')) as recovered,
                count(*) filter (where l.outcome = 'retry_after') as retry_after, count(*) filter (where l.outcome = 'snoozed') as snoozed,
                count(*) filter (where l.outcome = 'released') as released
           from {{schema}}.ledger l where l.job_id = j.id and l.generation = j.generation) l
      where j.claim_epoch > 0 and j.pruned_attempts = 0
-       and (j.attempt, j.recoveries, j.retry_afters, j.snoozes, j.releases) is distinct from (l.failed::int, l.lost::int, l.retry_after::int, l.snoozed::int, l.released::int);
+       and (j.attempt, j.recoveries, j.retry_afters, j.snoozes, j.releases) is distinct from (l.failed::int, l.recovered::int, l.retry_after::int, l.snoozed::int, l.released::int);
 
   -- What rows point to must be there.
   return query select 5, 'policy_missing', j.id, format('policy %s', j.policy_id)
@@ -72,6 +87,11 @@ begin
     from {{schema}}.jobs j join {{schema}}.unknowns u on u.job_id = j.id and u.claim_epoch = j.claim_epoch
    where j.status = 'unknown' and u.reason = 'worker_lost' and not (j.effect_class = 'side_effecting' and j.effect_started_at is not null)
      and not (j.effect_class = 'idempotent' and j.cancel_requested_at is not null);
+  -- What runs again after an effect start had a word for it: its body's own (with the nonce of the worker that sent it), or a
+  -- decision that it did not happen. Losing a worker and handing back are no words.
+  return query select 5, 'side_effect_repeated', l.job_id, format('attempt %s had started its effect and ended as %s, untold, and another followed', l.claim_epoch, l.outcome)
+    from {{schema}}.ledger l join {{schema}}.jobs j on j.id = l.job_id
+   where j.effect_class = 'side_effecting' and l.effect_started_at is not null and not {{schema}}.may_follow(l);
   -- Law 8: of one ordering key one job at a time, in order, and none waits for nothing.
   return query select 8, 'ordering_two_at_once', j.id, format('key %s: %s, beside job %s, which is %s', left(j.ordering_key, 100), j.status, o.id, o.status)
     from {{schema}}.jobs j join {{schema}}.jobs o on o.ordering_key = j.ordering_key and o.id < j.id
@@ -114,6 +134,19 @@ begin
     return query select 5, 'effect_started_of_other_class', h.id, format('effect class %s, effect started at %s', h.effect_class, h.effect_started_at)
       from {{schema}}.history h where h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
        and h.effect_started_at is not null and h.effect_class <> 'side_effecting';
+    return query select 5, 'side_effect_untold', h.id, format('attempt %s had started its effect; it is %s by outcome %s, which nobody told', h.claim_epoch, h.status, h.outcome)
+      from {{schema}}.history h where h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
+       and h.effect_class = 'side_effecting' and h.effect_started_at is not null
+       and case when h.outcome = 'resolved' then not exists (
+             select from {{schema}}.audit a where a.subject = h.id::text and a.action = 'resolve' and a.details -> 'claim_epoch' = to_jsonb(h.claim_epoch))
+           else h.outcome_id is null or h.outcome in ('lost', 'released') end;
+    return query select 5, 'succeeded_without_effect_start', h.id, format('attempt %s of a side-effecting job was told as a success by a worker, and was never allowed to start', h.claim_epoch)
+      from {{schema}}.history h where h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
+       and h.effect_class = 'side_effecting' and h.outcome = 'succeeded' and h.effect_started_at is null;
+    return query select 5, 'side_effect_repeated', l.job_id, format('attempt %s had started its effect and ended as %s, untold, and another followed', l.claim_epoch, l.outcome)
+      from {{schema}}.history h join {{schema}}.ledger l on l.job_id = h.id
+     where h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
+       and h.effect_class = 'side_effecting' and h.claim_epoch > 0 and l.effect_started_at is not null and not {{schema}}.may_follow(l);
     return query
       with h as materialized (
         select h.id, h.claim_epoch, h.pruned_attempts, h.worker_id, h.status, h.outcome, h.attempt, h.recoveries, h.retry_afters, h.snoozes, h.releases, h.generation
@@ -121,7 +154,7 @@ begin
       r as materialized (
         select l.job_id, count(*) as n, count(distinct l.claim_epoch) as epochs, max(l.claim_epoch) as top,
                count(*) filter (where l.generation = h.generation and l.outcome = 'failed') as failed,
-               count(*) filter (where l.generation = h.generation and l.outcome = 'lost') as lost,
+               count(*) filter (where l.generation = h.generation and l.outcome in ('lost', 'resolved')) as recovered,
                count(*) filter (where l.generation = h.generation and l.outcome = 'retry_after') as retry_after,
                count(*) filter (where l.generation = h.generation and l.outcome = 'snoozed') as snoozed,
                count(*) filter (where l.generation = h.generation and l.outcome = 'released') as released
@@ -135,7 +168,7 @@ begin
              format('attempt %s is on record, the job''s epoch is %s', r.top, h.claim_epoch)),
           (6, 'counters_differ_from_record', h.pruned_attempts = 0 and h.claim_epoch > 0 and
              (h.attempt, h.recoveries, h.retry_afters, h.snoozes, h.releases) is distinct from
-             ((coalesce(r.failed, 0) + (h.outcome is not distinct from 'failed')::int)::int, (coalesce(r.lost, 0) + (h.outcome is not distinct from 'lost' and h.status = 'failed')::int)::int,
+             ((coalesce(r.failed, 0) + (h.outcome is not distinct from 'failed')::int)::int, (coalesce(r.recovered, 0) + (coalesce(h.outcome in ('lost', 'resolved'), false) and h.status = 'failed')::int)::int,
               (coalesce(r.retry_after, 0) + (h.outcome is not distinct from 'retry_after')::int)::int, (coalesce(r.snoozed, 0) + (h.outcome is not distinct from 'snoozed')::int)::int,
               (coalesce(r.released, 0) + (h.outcome is not distinct from 'released')::int)::int),
              format('attempt %s, recoveries %s, retry_afters %s, snoozes %s, releases %s; final outcome %s', h.attempt, h.recoveries, h.retry_afters, h.snoozes, h.releases, h.outcome))
@@ -150,11 +183,11 @@ begin
       select 5, 'effect_not_promised', h.id, format('it is %s, and there is no intent for %s', h.status, coalesce(p.name, 'what its missing policy promised'))
         from {{schema}}.history h
         left join lateral (
-          select q.id, e.spec ->> 'name' as name from {{schema}}.policies q
-            left join lateral jsonb_array_elements(case jsonb_typeof(q.spec -> 'effects') when 'array' then q.spec -> 'effects' else '[]' end) e(spec) on e.spec -> 'on' ? h.status
+          select q.id, e.name from {{schema}}.policies q
+            left join lateral {{schema}}.effect_specs(q.spec -> 'effects') e on e.spec -> 'on' ? h.status
            where q.id = h.policy_id) p on true
        where h.has_effects and h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
-         and ({{schema}}.valid_name(p.name) or p.id is null)
+         and (p.name is not null or p.id is null)
          and not exists (select from {{schema}}.effect_intents i where i.owner_job_id = h.id and i.generation = h.generation and i.name in (coalesce(p.name, '*'), '*'));
   end loop;
 

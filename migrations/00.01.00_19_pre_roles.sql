@@ -52,7 +52,7 @@ begin
   if exists (select from pg_catalog.pg_roles r where r.rolname = '{{schema}}_worker') then
     execute 'revoke execute on function {{schema}}.finish({{schema}}.jobs, text, text, jsonb, jsonb), {{schema}}.note(text, text, text, text, jsonb), {{schema}}.enter_unknown({{schema}}.jobs, text, jsonb), {{schema}}.request_reconcile({{schema}}.jobs), {{schema}}.promise({{schema}}.history), {{schema}}.effect_job({{schema}}.history, jsonb, text), {{schema}}.settle_effect(text, text, text), {{schema}}.retry_effect(text, text, text), {{schema}}.prune_effects(integer), {{schema}}.reopening({{schema}}.history),
       {{schema}}.enqueue_reconcile({{schema}}.jobs),
-      {{schema}}.reconcile(uuid, text, text), {{schema}}.decide_unknown(uuid, bigint, boolean, jsonb, text, text),
+      {{schema}}.reconcile(uuid, text, text), {{schema}}.decide_unknown(uuid, bigint, boolean, jsonb, text, text, boolean), {{schema}}.resolve_attempt(uuid, bigint, boolean, jsonb, text, text), {{schema}}.retry(uuid, text, text),
       {{schema}}.resolve(uuid, boolean, jsonb, text, text), {{schema}}.pause_queue(text, text, text), {{schema}}.resume_queue(text, text, text), {{schema}}.drain(uuid, text, text), {{schema}}.steer_many(text, uuid[], text, text, jsonb), {{schema}}.resume_ordering(text, text, text), {{schema}}.give_turn(text), {{schema}}.take_ordering_keys(text[]), {{schema}}.prune_orderings(integer) from {{schema}}_worker';
   end if;
 end $do$;

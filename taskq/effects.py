@@ -104,8 +104,11 @@ class TerminalEffect:
         task_name = check_name("the task of an effect", task if isinstance(task, str) else task.name)
         object.__setattr__(self, "task", task)
         object.__setattr__(self, "name", check_name("the name of an effect", task_name if name is None else name))
-        if self.name == "*":
-            raise InvalidPolicy("the name of an effect is '*', which stands for all of them; give another")
+        if self.name == "*" or self.name.startswith("#"):
+            raise InvalidPolicy(
+                f"the name of an effect is {self.name!r}; * stands for all of them and #1, #2, ... for those without a "
+                "name, so give another"
+            )
         object.__setattr__(self, "on", self._statuses(on))
         if not isinstance(undoes, bool):
             raise InvalidPolicy(f"effect {self.name} has undoes={undoes!r}; give True or False")

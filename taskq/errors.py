@@ -384,7 +384,7 @@ class SnoozeExhausted(TaskQError):
 
 
 class RecoveryExhausted(TaskQError):
-    """The job was with lost workers more often than the policy's ``max_recoveries``."""
+    """The job was with lost workers, or its effect did not happen, more often than the policy's ``max_recoveries``."""
 
 
 class NotProven(TaskQError):

@@ -271,7 +271,8 @@ class ExecutionPolicy:
         timeout: How long one attempt may run; None for no limit.
         deadline: How long after enqueue the job may still start; None for no limit.
         effect_class: What may happen to a body whose outcome is unknown.
-        max_recoveries: How often the job may be with a worker that is lost.
+        max_recoveries: How often the job may run again because its worker was lost, or its hook said that its effect
+            did not happen.
         max_retry_afters: How often the body may raise ``RetryAfter``.
         max_snoozes: How often the body may raise ``Snooze``.
         effects: What runs because the job has ended, resolved as well.

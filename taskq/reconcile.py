@@ -38,6 +38,9 @@ class Happened(Generic[R_co]):
 class DidNotHappen:
     """The effect did not happen: the job runs again, **with the same idempotency key**, or is cancelled as was asked.
 
+    It waits before that as its ``retry.backoff`` says, and each such run counts as a recovery: once ``max_recoveries``
+    are used up, the job fails with ``RecoveryExhausted`` instead.
+
     It may be said only once it can no longer happen: the provider has closed the key (a void, a tombstone, a refused
     idempotency key), or the process that ran the body is dead and no request of it is still on its way. "Not found" at
     the provider is no proof: a process that was only frozen, or a request that is still on its way, can do it after you

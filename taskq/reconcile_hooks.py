@@ -113,7 +113,7 @@ class _Decision:
     result: str | None
 
     def arguments(self, asked: ReconcileContext, asking_job: UUID) -> tuple[Any, ...]:
-        """The arguments of ``resolve_attempt``."""
+        """The arguments of ``answer_reconcile``."""
         said = "Happened" if self.happened else "DidNotHappen"
         reason, actor = f"the reconcile hook answered {said}", f"reconcile:{asking_job}"
         return str(asked.job_id), asked.claim_epoch, self.happened, self.result, reason, actor
@@ -149,7 +149,7 @@ class _Hook:
             about, args, kwargs = asked
             decision = self.read(await self.fn(*args, **kwargs))
             try:
-                became = await client.call("resolve_attempt", *decision.arguments(about, ctx.job_id))
+                became = await client.call("answer_reconcile", *decision.arguments(about, ctx.job_id))
             except WrongState as exc:
                 return self.overtaken(ctx, job_id, claim_epoch, str(exc))
             return self.resolved(ctx, about, decision, became)
@@ -167,7 +167,7 @@ class _Hook:
             about, args, kwargs = asked
             decision = self.read(self.fn(*args, **kwargs))
             try:
-                became = client.call("resolve_attempt", *decision.arguments(about, ctx.job_id))
+                became = client.call("answer_reconcile", *decision.arguments(about, ctx.job_id))
             except WrongState as exc:
                 return self.overtaken(ctx, job_id, claim_epoch, str(exc))
             return self.resolved(ctx, about, decision, became)

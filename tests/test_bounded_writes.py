@@ -24,6 +24,11 @@ EXEMPT: dict[tuple[str, str, str], tuple[str, str]] = {
         "h.id = g.job_id",
         "as above. That day of history went before: only jobs that ended on a later day are touched",
     ),
+    ("drop_expired_partition", "update", "effect_intents"): (
+        "i.job_id = h.id",
+        "h is one day of history, which goes in the same transaction: how effects ended in it must be kept with that, "
+        "or one that failed could not be told from one that is settled. Only intents whose jobs ended then are touched",
+    ),
 }
 """Writes that neither a key nor a LIMIT bounds: place, verb and table, with the predicate that does, and why it may."""
 

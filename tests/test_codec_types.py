@@ -638,6 +638,8 @@ def test_without_an_annotation_results_are_kept_as_plain_json() -> None:
         ("tags", ["t" * 256] * 64, ["t"] * 65, "tags, how many: 65, the limit is 64"),
         ("tags", ["é" * 256], ["é" * 257], "characters of the longest: 257, the limit is 256"),
         ("meta", '{"m": "small"}', '{"m": "' + "x" * 131_072 + '"}', "meta, bytes: 131081, the limit is 131072"),
+        ("meta", "null", "[1]", "meta is a JSON array, not an object"),
+        ("meta", "{}", '"text"', "meta is a JSON string, not an object"),
         ("payload", '{"x": ' + "[" * 200 + "]" * 200 + "}", '{"x": ' + "[" * 201 + "]" * 201 + "}", "the limit is 200"),
         ("payload", "{}", '{"x": "' + "x" * 8_388_608 + '"}', "has 8388617 bytes, the limit is 8388608"),
     ],
@@ -652,3 +654,4 @@ def test_sql_callers_have_the_same_limits(dsn: str, column: str, fits: Any, too_
         with pytest.raises(psycopg.Error, match=said) as caught:
             own.execute(ask, [too_much])
         assert caught.value.sqlstate == "WF009"
+        assert own.execute("select count(*) from taskq.jobs").fetchone() == (1,)

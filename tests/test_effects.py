@@ -225,6 +225,7 @@ REFUSED = [
     (lambda s: TerminalEffect("a b"), "the task of an effect"),
     (lambda s: TerminalEffect(s.refund, name="a b"), "the name of an effect"),
     (lambda s: TerminalEffect(s.refund, name="*"), "stands for all"),
+    (lambda s: TerminalEffect(s.refund, name="#1"), "stands for all"),
     (lambda s: TerminalEffect(s.refund, on=()), "one or more of"),
     (lambda s: TerminalEffect(s.refund, on="running"), "on='running'"),  # type: ignore[arg-type]
     (lambda s: TerminalEffect(s.refund, on=5), "on=5"),  # type: ignore[arg-type]

@@ -19,11 +19,13 @@ from psycopg.rows import dict_row
 from sql import (
     End,
     cancel,
+    claim,
     claim_one,
     end,
     enqueue,
     get,
     lose,
+    one,
     policy,
     register,
     resolve,
@@ -31,6 +33,7 @@ from sql import (
     rows,
     running,
     settle,
+    start_effects,
     unknown,
 )
 from worker_kit import Gates, outcomes, until_status
@@ -210,7 +213,7 @@ async def test_side_effects_that_a_real_worker_had_are_a_path_of_the_model(aconn
 
 def test_what_the_database_settles_by_itself_is_a_path_of_the_model(conn: psycopg.Connection[Any], dsn: str) -> None:
     conn.autocommit = True
-    policy(conn, "once", max_recoveries=1)
+    policy(conn, "once", max_recoveries=1, retry={"backoff": {"kind": "constant", "base": 3600, "cap": 3600}})
     _, exhausted = running(conn, policy_id="once")
     for _ in range(2):
         lose(conn, get(conn, exhausted)["worker_id"])
@@ -229,6 +232,17 @@ def test_what_the_database_settles_by_itself_is_a_path_of_the_model(conn: psycop
     assert resolve(conn, happened[1], True) == "succeeded"
     assert resolve(conn, did_not[1], False) == "cancelled"
     assert end(conn, told[0], End(told[1])) == 1
+    # The hook of the one says again and again that it did not happen, that of the other once too late.
+    limits: tuple[dict[str, Any], ...] = {}, {"deadline_in": 600}
+    asked, late_asked = (enqueue(conn, effect_class="side_effecting", policy_id="once", **limit) for limit in limits)
+    for worker in (register(conn), register(conn)):
+        for claimed in claim(conn, worker, 2):
+            started = claimed["job_id"], claimed["claim_epoch"]
+            start_effects(conn, worker, started)
+            end(conn, worker, End(*started, "unknown", error={"reason": "told"}))
+            answered = "select taskq.answer_reconcile(%s, %s, false, null, 'asked', 'reconcile:x')"
+            assert one(conn, answered, *started) == ("pending" if started == (asked, 1) else "failed")
+        conn.execute("update taskq.jobs set run_at = taskq.now() where id = %s", (asked,))
     assert retry(conn, did_not[1]) == "reopened"
     again = claim_one(conn, register(conn))
     assert (again["job_id"], again["claim_epoch"]) == (did_not[1], 2)
@@ -239,7 +253,7 @@ def test_what_the_database_settles_by_itself_is_a_path_of_the_model(conn: psycop
     assert [r["job_id"] for r in rows(conn, "select * from taskq.sweep()")] == [late]
     assert retry(conn, late) == "reopened"
     found = records(dsn)
-    decided = {happened[1], did_not[1], told[1], open_[1]}
+    decided = {happened[1], did_not[1], told[1], open_[1], asked, late_asked}
     assert {UUID(r.id) for r in found} == {exhausted, pure, not_begun, *decided, released, late}
     assert [str(refusal) for refusal in replay(found)] == []
 

@@ -74,7 +74,7 @@ def guards(t: Transition) -> str:
         return "`WF001` `WF002`"
     if t.function == "resolve":
         return "`WF009` `WF011` `WF012` `WF016`"
-    if t.function == "resolve_attempt":
+    if t.function == "answer_reconcile":
         return "`WF009` `WF011` `WF012` `WF016` `WF017`"
     if t.function == "retry":
         return "`WF003` `WF007` `WF011` `WF012` `WF020`"

@@ -63,12 +63,13 @@ def _reconcile(state: State, n: int, case: Case, config: Config) -> Iterator[Ste
         yield from _ask(state, n, case, config, operator=False)
     for verdict in case.verdicts:
         rest = tuple(v for v in case.verdicts if v is not verdict)
-        after = rules.resolve(case.job, verdict.epoch, verdict.happened, config.design)
-        who = "an operator" if verdict.operator else "the hook"
-        what = "happened" if verdict.happened else "did not happen"
+        epoch, happened, operator = verdict
+        after = rules.resolve(case.job, epoch, happened, config.design, config.max_recoveries, operator=operator)
+        who = "an operator" if operator else "the hook"
+        what = "happened" if happened else "did not happen"
         answer = "refused" if after is None else after.final or after.status
         resolved = _case(state, n, case._replace(job=after or case.job, verdicts=rest))
-        yield Step(f"{who} says of job {n}, epoch {verdict.epoch}: {what} -> {answer}", resolved)
+        yield Step(f"{who} says of job {n}, epoch {epoch}: {what} -> {answer}", resolved)
 
 
 def _ask(state: State, n: int, case: Case, config: Config, *, operator: bool) -> Iterator[Step]:

@@ -20,7 +20,7 @@ class Config:
         orders: How many cancels, reopenings and resolutions operators may give in all.
         repeats: How often a body may ask in all for another attempt without using one up (RetryAfter, Snooze).
         max_attempts: Failures of a body that end a job.
-        max_recoveries: Lost workers that a job survives.
+        max_recoveries: Lost workers, and effects that did not happen, after which a job runs again.
         keys: The provider honours idempotency keys and can close them; otherwise every request is an effect.
         hook: The task has a reconcile hook.
         requests_outlive: A request to the provider may arrive after its process is dead.

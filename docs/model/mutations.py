@@ -111,6 +111,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         (TWO, ONCE, TOLD, "success_is_true"),
     ),
     Mutation(
+        "did_not_happen_is_bounded",
+        "a hook's DidNotHappen runs the job again without a bound",
+        _world("did_not_happen_is_bounded", faults=2, max_recoveries=0),
+        ("repeats_are_bounded",),
+    ),
+    Mutation(
         "epoch_rises",
         "an epoch is used again after a lost worker",
         _world("epoch_rises"),

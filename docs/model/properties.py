@@ -68,9 +68,9 @@ def success_is_true(case: Case, config: Config) -> bool:
 
 
 def repeats_are_bounded(case: Case, config: Config) -> bool:
-    """Failures and lost workers run a job again only within their bounds."""
+    """Failures, lost workers and hooks run a job again only within their bounds; operators as often as they say so."""
     job = case.job
-    return job.attempt <= config.max_attempts and job.recoveries <= config.max_recoveries + 1
+    return job.attempt <= config.max_attempts and job.recoveries <= config.max_recoveries + 1 + config.orders
 
 
 def one_body_may_start(state: State, config: Config) -> bool:

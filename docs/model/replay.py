@@ -27,7 +27,7 @@ CLOCKS_APART = timedelta(seconds=1)
 """A claim reads the clock before it waits for the end of the attempt before, so it may be dated a moment earlier."""
 NO_BOUND = 10
 """Lost workers that a job survives where its policy does not say."""
-NOT_HAPPENED = ("DidNotHappen", "Cancelled")
+NOT_HAPPENED = ("DidNotHappen", "Cancelled", "RecoveryExhausted", "DeadlineExceeded")
 """Types of error under which a resolved attempt did not happen."""
 ON_RECORD = {"waited": ("retry_after", "snoozed"), "happened": ("resolved",), "did_not_happen": ("resolved",)}
 """What the record calls an outcome of the model, where that is another word."""
@@ -182,10 +182,14 @@ def _ended(a: Row, owner: Owner, record: Record, max_attempts: int) -> _Event:
             if not _decided(record, a):
                 return
             unknown = rules.enter_unknown(job) if record.unknowns is None else job
+            happened, bound = error.get("type") not in NOT_HAPPENED, record.max_recoveries
+            if error.get("type") == "DeadlineExceeded":
+                # No rule of the model: its next start would have been too late.
+                bound = -1
             for possible in (job, unknown):
-                for happened in (True, False):
-                    resolved = possible and rules.resolve(possible, epoch, happened, DESIGN)
-                    if resolved and happened == (error.get("type") not in NOT_HAPPENED):
+                for operator in (True, False):
+                    resolved = possible and rules.resolve(possible, epoch, happened, DESIGN, bound, operator=operator)
+                    if resolved:
                         yield resolved
         elif outcome == "lost":
             settled = rules.settle(job, record.max_recoveries, DESIGN)

@@ -47,6 +47,8 @@ class Design:
     """Happened is said only when it has happened."""
     resolved_by_epoch: bool = True
     """A resolution names the attempt that it is about."""
+    did_not_happen_is_bounded: bool = True
+    """A hook's DidNotHappen runs the job again only as often as it may be recovered."""
     epoch_rises: bool = True
     """Every claim raises the epoch."""
     one_transaction: bool = True
@@ -196,15 +198,17 @@ def reopen(job: Job) -> Job | None:
     )
 
 
-def resolve(job: Job, epoch: int, happened: bool, design: Design) -> Job | None:
-    """``resolve``: what became of an unknown attempt, once."""
+def resolve(job: Job, epoch: int, happened: bool, design: Design, max_recoveries: int, *, operator: bool) -> Job | None:
+    """``resolve_attempt`` and ``answer_reconcile``: what became of an unknown attempt, once."""
     if job.status != "unknown" or (job.epoch != epoch and design.resolved_by_epoch):
         return None
     if happened:
         return finish(job, "succeeded", "happened", 0, design)
     if job.cancel:
         return finish(job, "cancelled", "did_not_happen", 0, design)
-    return back(job, "did_not_happen", 0)
+    if not operator and job.recoveries + 1 > max_recoveries and design.did_not_happen_is_bounded:
+        return finish(job._replace(recoveries=job.recoveries + 1), "failed", "did_not_happen", 0, design)
+    return back(job, "did_not_happen", 0, recoveries=1)
 
 
 def must_be_proven(job: Job) -> bool:

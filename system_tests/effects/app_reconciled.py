@@ -20,6 +20,7 @@ async def what_became(
 @app.task(
     effect_class="side_effecting",
     max_recoveries=50,
+    retry=Retry(1, constant(0.1)),
     timeout="30s",
     reconcile=what_became,
     reconcile_retry=Retry(50, constant(0.3)),

@@ -34,7 +34,7 @@ _MISSING_OBJECT: Final = ("42883", "3F000", "42P01")
 
 def role_for(query: str) -> str:
     """The suffix of the role that may do what a query of ``db/sql/client.sql`` does."""
-    if query == "open_question":
+    if query in ("open_question", "answer_reconcile"):
         return "worker"
     return "operator" if query in ("retry", "resolve", "resolve_attempt") else "producer"
 

@@ -40,7 +40,7 @@ def events_of(transition: Transition) -> tuple[str, ...]:
             return ("job.settled",)
         case "sweep":
             return ("job.expired",)
-        case "resolve_attempt":
+        case "answer_reconcile":
             return ("job.resolved",)
         case "end_attempts" if transition.target in ("pending", "held"):
             return _BACK[transition.outcome or ""]

@@ -151,7 +151,7 @@ def test_an_effect_that_did_not_happen_goes_on_unless_it_was_to_be_cancelled(con
     assert resolve(conn, job, happened=False) == "pending"
     assert attempts(conn, job) == [(1, "resolved")]
     [again] = claim(conn, register(conn))
-    assert (again["job_id"], again["claim_epoch"], again["attempt"], again["recoveries"]) == (job, 2, 0, 0)
+    assert (again["job_id"], again["claim_epoch"], again["attempt"], again["recoveries"]) == (job, 2, 0, 1)
     assert get(conn, job)["effect_started_at"] is None
     worker, job = unknown(conn)
     assert resolve(conn, job, happened=False) == "cancelled"

@@ -26,10 +26,12 @@ from sql import (
     one,
     refused,
     register,
+    resolve,
     retry,
     rows,
     running,
     settle,
+    start_effects,
     unknown,
     violations,
 )
@@ -53,6 +55,10 @@ class World(NamedTuple):
     owner: UUID
     effect: UUID
     effect_done: UUID
+    paying: UUID
+    paid: UUID
+    decided: UUID
+    settled: UUID
 
 
 @pytest.fixture
@@ -93,7 +99,25 @@ def world(conn: Conn) -> World:
     first, second = (intent["job_id"] for intent in intents(conn, owner))
     claim(conn, worker, 1, lanes=[("b", 5)])
     end(conn, worker, End(second, 1, "succeeded"))
-    made = World(pending, current, lost, keyed, succeeded, failed, cancelled, reopened, once, owner, first, second)
+    # Side effects: told to be tried again, once waiting and once done; decided that it did not happen, and that it did.
+    payer = register(conn, queues=["pay"])
+
+    def pays(*outcomes: str) -> UUID:
+        job = enqueue(conn, queue="pay", effect_class="side_effecting")
+        for epoch, outcome in enumerate(outcomes, 1):
+            make_due(conn, job)
+            assert claim_one(conn, payer, lanes=[("pay", 5)])["job_id"] == job
+            start_effects(conn, payer, (job, epoch))
+            end(conn, payer, End(job, epoch, outcome, error={"reason": "told"}, delay=3600))
+        return job
+
+    paying, paid, decided, settled = pays("retry"), pays("retry_after", "succeeded"), pays("unknown"), pays("unknown")
+    resolve(conn, decided, happened=False)
+    resolve(conn, settled, happened=True)
+    made = World(
+        *(pending, current, lost, keyed, succeeded, failed, cancelled, reopened, once, owner, first, second),
+        *(paying, paid, decided, settled),
+    )
     for scope in ("live", "all"):
         assert violations(conn, scope) == []
     return made
@@ -247,6 +271,36 @@ FORGERIES: list[tuple[str, Callable[[World], UUID], str, str]] = [
         lambda w: w.unknown,
         "update taskq.jobs set effect_class = 'side_effecting', required_worker_schema = 2 where id = %s",
         "live",
+    ),
+    ("side_effect_repeated", lambda w: w.paying, "update taskq.ledger set outcome_id = null where job_id = %s", "live"),
+    ("side_effect_repeated", lambda w: w.decided, "update taskq.ledger set outcome = 'lost' where job_id = %s", "live"),
+    ("side_effect_repeated", lambda w: w.decided, "delete from taskq.unknowns where job_id = %s", "live"),
+    (
+        "side_effect_repeated",
+        lambda w: w.decided,
+        "update taskq.unknowns set claim_epoch = claim_epoch + 1 where job_id = %s",
+        "live",
+    ),
+    (
+        "side_effect_repeated",
+        lambda w: w.decided,
+        """update taskq.audit set details = details || '{"happened": true}' where subject = %s::text""",
+        "live",
+    ),
+    (
+        "side_effect_repeated",
+        lambda w: w.decided,
+        """update taskq.audit set details = details || '{"claim_epoch": 2}' where subject = %s::text""",
+        "live",
+    ),
+    ("side_effect_repeated", lambda w: w.paid, "update taskq.ledger set outcome_id = null where job_id = %s", "all"),
+    ("side_effect_untold", lambda w: w.paid, "update taskq.history set outcome_id = null where id = %s", "all"),
+    ("side_effect_untold", lambda w: w.settled, "delete from taskq.audit where subject = %s::text", "all"),
+    (
+        "succeeded_without_effect_start",
+        lambda w: w.paid,
+        "update taskq.history set effect_started_at = null where id = %s",
+        "all",
     ),
     ("policy_missing", lambda w: w.pending, "update taskq.jobs set policy_id = 'gone' where id = %s", "live"),
     (

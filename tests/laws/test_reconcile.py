@@ -7,24 +7,31 @@ from uuid import UUID, uuid4
 
 import psycopg
 import pytest
+from effects_kit import effect, effects
 from sql import (
     End,
     attempts,
     claim,
+    claim_one,
     dump,
     end,
+    enqueue,
     get,
     one,
     policy,
     refused,
     register,
     resolve,
+    retry,
     rows,
     running,
+    start_effects,
     status,
     unknown,
     violations,
 )
+
+from taskq.policy import Backoff, Retry, constant, exponential, linear
 
 Conn = psycopg.Connection[Any]
 HOOK = "t:reconcile"
@@ -52,7 +59,7 @@ def started(conn: Conn, **spec: Any) -> tuple[UUID, UUID]:
 
 def answer(conn: Conn, job: UUID, epoch: int, happened: bool) -> str:
     value: str = one(
-        conn, "select taskq.resolve_attempt(%s, %s, %s, '5', 'asked', 'reconcile:x')", job, epoch, happened
+        conn, "select taskq.answer_reconcile(%s, %s, %s, '5', 'asked', 'reconcile:x')", job, epoch, happened
     )
     return value
 
@@ -214,7 +221,8 @@ def test_an_answer_needs_an_attempt_that_is_unknown(conn: Conn) -> None:
     _, job = running(conn)
     assert refused(conn, "select taskq.resolve_attempt(%s, 1, true, null, 'r')", job) == "WF012"
     assert refused(conn, "select taskq.resolve_attempt(%s, 2, true, null, 'r')", job) == "WF017"
-    assert refused(conn, "select taskq.resolve_attempt(%s, null, true, null, 'r')", job) == "WF009"
+    for call in ("resolve_attempt", "answer_reconcile"):
+        assert refused(conn, f"select taskq.{call}(%s, null, true, null, 'r')", job) == "WF009"
     assert refused(conn, "select taskq.resolve_attempt(%s, 1, true, null, 'r')", uuid4()) == "WF011"
     _, lost = started(conn)
     assert refused(conn, "select taskq.resolve_attempt(%s, 1, null, null, 'r')", lost) == "WF009"
@@ -242,3 +250,129 @@ def test_a_job_that_was_never_unknown_needs_no_decision(conn: Conn) -> None:
     end(conn, worker, End(job, 1))
     assert refused(conn, "select taskq.resolve(%s, true, null, 'r')", job) == "WF012"
     assert refused(conn, "select taskq.resolve_attempt(%s, 1, true, null, 'r')", job) == "WF012"
+
+
+# How often it may not have happened -----------------------------------------------------------------------------------
+
+HOURLY = {"kind": "constant", "base": 3600, "cap": 3600, "jitter": 0}
+
+
+def run_into_the_unknown(conn: Conn, job: UUID) -> int:
+    """Have an attempt start its effect, and tell nothing more; gives its epoch."""
+    conn.execute("update taskq.jobs set run_at = taskq.now() where id = %s", (job,))
+    worker = register(conn)
+    found = rows(conn, "select * from taskq.claim_suspect(%s, '{t}', '{q}')", worker) or claim(conn, worker)
+    assert [row["job_id"] for row in found] == [job]
+    epoch: int = found[0]["claim_epoch"]
+    [started] = start_effects(conn, worker, (job, epoch))
+    assert started["effect_started_at"] is not None
+    assert end(conn, worker, End(job, epoch, "unknown", error={"reason": "told"})) == 1
+    assert status(conn, job) == "unknown"
+    return epoch
+
+
+def delay_of(conn: Conn, job: UUID) -> float:
+    """Seconds from the last decision about a job to its next start."""
+    return float(
+        one(
+            conn,
+            "select extract(epoch from j.run_at - max(l.ended_at)) from taskq.jobs j join taskq.ledger l on"
+            " l.job_id = j.id where j.id = %s group by j.run_at",
+            job,
+        )
+    )
+
+
+def test_a_hook_runs_a_job_again_after_a_delay_and_only_as_often_as_it_may_be_recovered(conn: Conn) -> None:
+    curve = {"kind": "exponential", "base": 100, "factor": 3, "cap": 3600, "jitter": 0}
+    policy(conn)
+    policy(conn, "two", max_recoveries=2, retry={"backoff": curve}, effects=[effect(on=["failed"])])
+    job = enqueue(conn, policy_id="two", effect_class="side_effecting")
+    for times, delay in ((1, 100), (2, 300)):
+        assert answer(conn, job, run_into_the_unknown(conn, job), False) == "pending"
+        assert (get(conn, job)["recoveries"], get(conn, job)["attempt"]) == (times, 0)
+        assert delay_of(conn, job) == pytest.approx(delay)
+        assert violations(conn) == []
+    assert answer(conn, job, run_into_the_unknown(conn, job), False) == "failed"
+    found = get(conn, job)
+    assert (found["status"], found["recoveries"], found["attempt"]) == ("failed", 3, 0)
+    assert found["error"] == {
+        "type": "RecoveryExhausted",
+        "message": "its effect did not happen, and it has been recovered 2 times already, the limit is 2",
+        "reason": "asked",
+    }
+    assert attempts(conn, job) == [(n, "resolved") for n in (1, 2, 3)]
+    assert [e["on_status"] for e in effects(conn, job)] == ["failed"]
+    noted = rows(conn, "select details->>'answer' as answer from taskq.audit where subject = %s order by id", str(job))
+    assert [row["answer"] for row in noted] == ["pending", "pending", "failed"]
+    assert violations(conn) == []
+    conn.execute("select taskq.cancel(%s)", (effects(conn, job)[0]["job_id"],))
+    assert (retry(conn, job), get(conn, job)["recoveries"]) == ("reopened", 0)
+    assert answer(conn, job, run_into_the_unknown(conn, job), False) == "pending"
+    assert violations(conn) == []
+
+
+def test_an_operator_may_run_it_again_past_the_bound_at_once_and_a_hook_then_not_any_more(conn: Conn) -> None:
+    policy(conn, "none", max_recoveries=0, retry={"backoff": HOURLY})
+    job = enqueue(conn, policy_id="none", effect_class="side_effecting")
+    for times in (1, 2, 3):
+        run_into_the_unknown(conn, job)
+        assert resolve(conn, job, happened=False) == "pending"
+        assert (get(conn, job)["recoveries"], delay_of(conn, job) <= 0) == (times, True)
+    assert answer(conn, job, run_into_the_unknown(conn, job), False) == "failed"
+    assert (get(conn, job)["error"]["type"], get(conn, job)["recoveries"]) == ("RecoveryExhausted", 4)
+    assert violations(conn) == []
+
+
+def test_a_hook_past_the_bound_may_still_say_that_it_happened(conn: Conn) -> None:
+    policy(conn, "none", max_recoveries=0)
+    job = enqueue(conn, policy_id="none", effect_class="side_effecting")
+    assert answer(conn, job, run_into_the_unknown(conn, job), True) == "succeeded"
+    assert violations(conn) == []
+
+
+def test_what_would_start_again_after_its_deadline_fails_at_once(conn: Conn) -> None:
+    policy(conn)
+    policy(conn, "hourly", retry={"backoff": HOURLY}, effects=[effect(on=["failed"])])
+    late, in_time = (
+        enqueue(conn, policy_id="hourly", effect_class="side_effecting", deadline_in=seconds, task=task)
+        for seconds, task in ((1800, "t"), (7200, "t2"))
+    )
+    worker = register(conn)
+    for job, task, became in ((late, "t", "failed"), (in_time, "t2", "pending")):
+        assert claim_one(conn, worker, tasks=[task])["job_id"] == job
+        start_effects(conn, worker, (job, 1))
+        end(conn, worker, End(job, 1, "unknown", error={"reason": "told"}))
+        assert answer(conn, job, 1, False) == became
+    found = get(conn, late)
+    assert (found["error"]["type"], found["recoveries"]) == ("DeadlineExceeded", 1)
+    assert len(effects(conn, late)) == 1
+    assert violations(conn) == []
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [exponential(2, factor=3, cap=100), exponential(0), exponential("1h", factor=1000, cap="1d"), linear(7, cap=30)]
+    + [constant(9), constant(0), exponential(3, jitter=0.9)],
+)
+def test_the_delay_follows_the_curve_of_the_policy(conn: Conn, curve: Backoff) -> None:
+    retrying = Retry(1, curve)
+    spec = {f: getattr(curve, f) for f in ("kind", "base", "factor", "cap", "jitter")}
+    policy(conn, "curved", retry={"max_attempts": retrying.max_attempts, "backoff": spec})
+    for n in (-1, 0, 1, 2, 3, 5, 40, 2**31 - 1):
+        found = one(conn, "select taskq.backoff('curved', %s)", n)
+        least, most = curve.delay(n, 1.0), curve.delay(n, 0.0)
+        assert least * 0.999 <= found <= most * 1.001, n
+
+
+@pytest.mark.parametrize(
+    "given", [None, "soon", [], {}, {"kind": 5, "base": "x", "factor": None, "cap": [], "jitter": "much"}]
+)
+def test_a_policy_without_a_curve_has_that_of_the_default(conn: Conn, given: object) -> None:
+    policy(conn, "odd", retry={"backoff": given}, max_recoveries="many")
+    for name in ("odd", "gone"):
+        assert 4.5 <= one(conn, "select taskq.backoff(%s, 1)", name) <= 5
+        assert one(conn, "select taskq.recovery_bound(%s)", name) == 10
+    policy(conn, "wild", retry={"backoff": {"base": 1e300, "cap": 1e300, "factor": 0, "jitter": 7}}, max_recoveries=-1)
+    assert one(conn, "select taskq.backoff('wild', 9)") <= 3155760000
+    assert one(conn, "select taskq.recovery_bound('wild')") == 0

@@ -82,7 +82,8 @@ CALLS = {
     "retry": "select taskq.retry(taskq.id_zero())",
     "resolve": "select taskq.resolve(taskq.id_zero(), true)",
     "resolve_attempt": "select taskq.resolve_attempt(taskq.id_zero(), 1, true)",
-    "decide_unknown": "select taskq.decide_unknown(taskq.id_zero(), 1, true, null, null, null)",
+    "answer_reconcile": "select taskq.answer_reconcile(taskq.id_zero(), 1, true)",
+    "decide_unknown": "select taskq.decide_unknown(taskq.id_zero(), 1, true, null, null, null, false)",
     "reconcile": "select * from taskq.reconcile(taskq.id_zero())",
     "reconcile_missing": "select * from taskq.reconcile_missing()",
     "enqueue_reconcile": "select taskq.enqueue_reconcile(j) from taskq.jobs j",
@@ -115,7 +116,9 @@ MAY = {
     "worker": set(CALLS)
     - {
         "resolve",
+        "resolve_attempt",
         "decide_unknown",
+        "retry",
         "reconcile",
         "enqueue_reconcile",
         "request_reconcile",
@@ -178,10 +181,15 @@ def test_the_calls_above_are_all_that_write(conn: Conn) -> None:
         "moving",
         "effect_fingerprint",
         "effect_payload",
+        "effect_specs",
         "is_broken",
         "halts_ordering",
         "id_after",
         "last_in_line",
+        "number_or",
+        "recovery_bound",
+        "backoff",
+        "may_follow",
     }
     triggers = {
         row["proname"]

@@ -9,6 +9,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from effects_kit import EVERY, WHOLE, effect, effects, intents, jobs_of, owner, promising
+from psycopg.types.json import Jsonb
 from sql import (
     End,
     cancel,
@@ -19,6 +20,7 @@ from sql import (
     enqueue_many,
     get,
     lose,
+    make_due,
     one,
     policy,
     refused,
@@ -304,11 +306,60 @@ def test_a_promise_that_cannot_be_kept_is_on_record_and_the_end_stands(
     assert violations(conn) == []
 
 
-def test_names_that_cannot_be_do_not_keep_an_end_from_being_stored(conn: Conn) -> None:
+def test_names_that_cannot_be_are_refused_and_do_not_keep_an_end_from_being_stored(conn: Conn) -> None:
     nameless = {k: v for k, v in effect().items() if k != "name"}
-    job = owner(conn, effect("a"), effect("a"), effect("b c"), nameless, "nonsense", effect("z", []), {"on": 5})
+    promised = [effect("a"), effect("a"), effect("b c"), nameless, "nonsense", effect("z", []), {"on": 5}]
+    # Reserved: the one stands for all, the other is how the next would be called.
+    promised += [effect("#9", task="of_hash"), effect("*", task="of_star", policy_id="late")]
+    for bad in (promised[:2], promised[2:3], promised[3:4], promised[4:5], promised[7:8], promised[8:]):
+        spec = Jsonb({"effects": bad})
+        assert refused(conn, "select taskq.ensure_policy('bad', 1, %s)", spec) == "WF009"
+    policy(conn)
+    conn.execute("insert into taskq.policies values ('odd', 1, %s, now())", (Jsonb({"effects": promised}),))
+    job = enqueue(conn, policy_id="odd")
     cancel(conn, job)
-    assert [i["name"] for i in intents(conn, job)] == ["a", "#2", "#3", "#4"]
+    made = intents(conn, job)
+    assert [i["name"] for i in made] == ["a", "#2", "#3", "#4", "#8", "#9"]
+    assert [(i["task"], i["fault"]) for i in made[4:]] == [("of_hash", None), ("of_star", "broken")]
+    assert violations(conn) == []
+    policy(conn, "late")
+    assert one(conn, "select taskq.retry_effect(%s)", made[5]["effect_key"]) == "enqueued"
+    assert get(conn, intents(conn, job)[5]["job_id"])["task"] == "of_star"
+    assert violations(conn) == []
+    conn.execute("set local session_replication_role = replica")
+    conn.execute("delete from taskq.effect_intents where name = '#8' and owner_job_id = %s", (job,))
+    assert violations(conn) == [("effect_not_promised", job)]
+
+
+def test_a_payload_that_grows_past_the_limit_as_the_database_writes_it_breaks_the_promise_and_not_the_end(
+    conn: Conn,
+) -> None:
+    conn.execute("update taskq.installation set max_payload_bytes = 1000")
+    spec = promising(conn, effect(payload={"xs": {"arg": "xs"}}), effect("good"))
+    text = '{"xs":[' + ",".join(["1"] * 400) + "]}"
+    whole = {"task": "t", "queue": "q", "max_attempts": 1, "effect_class": "idempotent"} | spec
+    [row] = rows(conn, "select * from taskq.enqueue_many(%s, array[1], array[%s])", Jsonb([whole]), text)
+    job = row["job_id"]
+    worker = register(conn)
+    claim_one(conn, worker)
+    assert end(conn, worker, End(job, 1, "failed")) == 1
+    grown, good = effects(conn, job)
+    assert (status(conn, job), grown["status"], good["status"]) == ("failed", "broken", "pending")
+    assert "1208 bytes, the limit is 1000" in grown["error"]["message"]
+    assert refused(conn, "select taskq.retry_effect(%s)", grown["effect_key"]) == "WF009"
+    conn.execute("update taskq.installation set max_payload_bytes = 2000")
+    assert one(conn, "select taskq.retry_effect(%s)", grown["effect_key"]) == "enqueued"
+    assert violations(conn) == []
+
+
+def test_a_promise_is_kept_whatever_travels_with_its_owner(conn: Conn) -> None:
+    full = {"trace": "x" * 131_050}
+    for meta in ({"trace": "x"}, full):
+        job = owner(conn, effect(), meta=meta)
+        cancel(conn, job)
+        [found] = jobs_of(conn, job)
+        assert found["meta"]["effect"]["owner_job_id"] == str(job)
+        assert ("trace" in found["meta"]) == (meta is not full)
     assert violations(conn) == []
 
 
@@ -559,20 +610,75 @@ def test_a_broken_effect_whose_owner_is_gone_is_only_settled(conn: Conn) -> None
 # Retention ------------------------------------------------------------------------------------------------------------
 
 
-def test_intents_are_forgotten_with_both_of_their_jobs(conn: Conn) -> None:
-    move_clock(conn)
-    job, made = failed_owner(
-        conn, effect("kept"), effect("gone"), effect("broken", policy_id="x"), effect("settled", policy_id="x")
-    )
-    conn.execute("select taskq.settle_effect(%s, 'r')", (made[3]["effect_key"],))
-    cancel(conn, made[1]["job_id"])
-    assert one(conn, "select taskq.prune_effects()") == 0
-    shift_clock(conn, "31 days")
+def pass_days(conn: Conn, days: int) -> None:
+    shift_clock(conn, f"{days} days")
     conn.execute("select taskq.ensure_partitions()")
+
+
+def expire(conn: Conn) -> None:
+    """Have retention drop what it may."""
+    while one(conn, "select taskq.drop_expired_partition()"):
+        assert violations(conn) == []
+
+
+def test_intents_are_forgotten_with_both_of_their_jobs_once_they_are_settled(conn: Conn) -> None:
+    move_clock(conn)
+    again, [undone] = failed_owner(conn, effect("undone"))
+    cancel(conn, undone["job_id"])
+    broken, by_hand = (effect(name, policy_id="x") for name in ("broken", "by_hand"))
+    promised = [effect(name) for name in ("waits", "late", "fails", "succeeds", "cancelled")]
+    job, made = failed_owner(conn, *promised, broken, by_hand)
+    waits, late, fails, succeeds, cancelled, _, settled = made
+    assert retry(conn, again) == "reopened"
+    held = [waits["job_id"], late["job_id"], again]
+    conn.execute("update taskq.jobs set run_at = 'infinity' where id = any(%s)", (held,))
+    conn.execute("select taskq.settle_effect(%s, 'r')", (settled["effect_key"],))
+    run(conn, fails["job_id"], "failed")
+    run(conn, succeeds["job_id"], "succeeded")
+    cancel(conn, cancelled["job_id"])
+    pass_days(conn, 10)
+    make_due(conn, late["job_id"])
+    run(conn, late["job_id"], "failed")
+    conn.execute("select taskq.settle_effect(%s, 'r')", (late["effect_key"],))
+    pass_days(conn, 21)
     assert one(conn, "select taskq.prune_effects()") == 0
-    conn.execute("delete from taskq.history where id = %s", (job,))
+    pass_days(conn, 1)
+    expire(conn)
+    stand = {e["name"]: (e["status"], e["settled"], e["settled_how"]) for e in effects(conn, job)}
+    assert stand == {
+        "waits": ("pending", False, None),
+        "late": ("failed", True, "operator"),
+        "fails": ("failed", False, None),
+        "succeeds": ("succeeded", True, "succeeded"),
+        "cancelled": ("cancelled", True, "cancelled"),
+        "broken": ("broken", False, None),
+        "by_hand": ("broken", True, "operator"),
+    }
     assert one(conn, "select taskq.prune_effects(0)") == 0
-    assert one(conn, "select taskq.prune_effects()") == 1
-    conn.execute("delete from taskq.history where id = %s", (made[1]["job_id"],))
+    assert one(conn, "select taskq.prune_effects(1)") == 1
+    assert one(conn, "select taskq.prune()") == 2
+    assert [e["name"] for e in effects(conn, job)] == ["waits", "late", "fails", "broken"]
+    assert [e["settled_how"] for e in effects(conn, again)] == ["cancelled"]
+    # What is left of the one that failed can be settled, and goes then.
+    assert refused(conn, "select taskq.retry_effect(%s)", fails["effect_key"]) == "WF011"
+    assert one(conn, "select taskq.settle_effect(%s, 'paid by hand')", fails["effect_key"]) == "settled"
     assert one(conn, "select taskq.prune()") == 1
-    assert [(e["name"], e["status"]) for e in effects(conn, job)] == [("kept", "pending"), ("broken", "broken")]
+    assert violations(conn) == []
+
+
+def test_an_effect_whose_job_is_dropped_before_its_owner_lets_that_go_on_as_it_stood(conn: Conn) -> None:
+    move_clock(conn)
+    job, [done] = failed_owner(conn, effect(undoes=True))
+    run(conn, done["job_id"], "succeeded")
+    other, [failed_] = failed_owner(conn, effect())
+    run(conn, failed_["job_id"], "failed")
+    pass_days(conn, 10)
+    # As if they had ended later than their effects.
+    conn.execute("set local session_replication_role = replica")
+    conn.execute("update taskq.history set finished_at = taskq.now() where id in (%s, %s)", (job, other))
+    conn.execute("set local session_replication_role = origin")
+    pass_days(conn, 22)
+    expire(conn)
+    assert refused(conn, "select taskq.retry(%s)", other) == "WF020"
+    assert retry(conn, job) == "reopened"
+    assert get(conn, job)["key_generation"] == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import psycopg
 from model import (
@@ -112,6 +113,11 @@ def restore(conn: Conn) -> None:
 def set_clock(conn: Conn, now: datetime) -> None:
     """Stop the database's clock at an instant."""
     conn.execute("update public.clock set stopped = %s", (now,))
+
+
+def reported(broken: list[Row]) -> set[tuple[str, UUID]]:
+    """What ``check_invariants`` has found, as codes with their jobs."""
+    return {(row["code"], row["job_id"]) for row in broken}
 
 
 def look(conn: Conn) -> tuple[Model, list[Row]]:

@@ -597,9 +597,18 @@ class Model:
         if job.cancel_requested_at is not None:
             self._finish(job, "cancelled", "resolved", None, "Cancelled")
             return "cancelled"
-        self._record(job, "resolved", None, "DidNotHappen")
-        self._put(job, status="pending", **_UNCLAIMED)
+        again = replace(job, recoveries=job.recoveries + 1)
+        self._record(again, "resolved", None, "DidNotHappen")
+        self._put(again, status="pending", **_UNCLAIMED)
         return "pending"
+
+    def unstarted(self) -> set[tuple[str, UUID]]:
+        """All that may be reported: a worker, here a lying one, told a success without having started the effect."""
+        return {
+            ("succeeded_without_effect_start", job.id)
+            for job in self.jobs.values()
+            if job.effect_class == "side_effecting" and job.outcome == "succeeded" and job.effect_started_at is None
+        }
 
     def pause_queue(self, queue: str) -> bool:
         """Whether that changed anything."""

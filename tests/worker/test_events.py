@@ -97,7 +97,7 @@ async def test_every_transition_is_told_and_no_payload(
     finally:
         logging.getLogger("taskq").removeHandler(handler)
     for t in TOLD:
-        if t.function == "resolve_attempt" or (t.function, t.target) == ("end_attempts", "unknown"):
+        if t.function == "answer_reconcile" or (t.function, t.target) == ("end_attempts", "unknown"):
             continue  # test_hooks_asked has the one, test_effects the other
         job = ids[case_of(t)]
         found = [e for e in events.records if e.get("job_id") == str(job) and e["event"] in events_of(t)]

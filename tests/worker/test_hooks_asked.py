@@ -58,7 +58,8 @@ def declare(app: TaskQ, hook: Callable[..., Any] | None, **options: Any) -> list
         ran.append(ctx.idempotency_key)
         return n
 
-    chosen = {"reconcile_retry": SOON} if hook is not None else {}
+    chosen: dict[str, Any] = {"retry": Retry(1, constant("20ms"))}
+    chosen |= {"reconcile_retry": SOON} if hook is not None else {}
     app.task(reconcile=hook, effect_class="side_effecting", **chosen, **options)(pay)  # type: ignore[call-overload]
     return ran
 
@@ -161,6 +162,30 @@ async def test_did_not_happen_runs_it_again_with_the_key_that_the_hook_was_told(
     assert await outcomes(aconn, job) == ["resolved", "succeeded"]
     [(ctx, _, _)] = provider.asked
     assert ran == [ctx.idempotency_key]
+
+
+@pytest.mark.parametrize("sync", [True, False])
+async def test_a_body_that_never_knows_and_a_hook_that_always_says_it_did_not_happen_come_to_an_end(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events, sync: bool
+) -> None:
+    ran: list[int] = []
+    provider = Provider(DidNotHappen())
+
+    async def pay(ctx: JobContext, n: int, text: str = "dear") -> int:
+        ran.append(ctx.claim_epoch)
+        raise OutcomeUnknown("no answer")
+
+    bounds: dict[str, Any] = {"max_recoveries": 2, "retry": Retry(1, constant("20ms")), "reconcile_retry": SOON}
+    app.task(effect_class="side_effecting", reconcile=hook_of(provider, sync=sync), **bounds)(pay)
+    job = (await app.tasks["pay"].enqueue(7)).id
+    async with run_worker():
+        row = await until_status(aconn, job, "failed")
+        for ask in await aconn.fetch("select reconcile_job from taskq.unknowns where job_id = $1", job):
+            await until_status(aconn, ask["reconcile_job"], "succeeded")
+    assert json.loads(row["error"])["type"] == "RecoveryExhausted"
+    assert ran == [1, 2, 3]
+    assert await outcomes(aconn, job) == ["resolved"] * 3
+    assert [told["became"] for told in events.of("job.resolved")] == ["pending", "pending", "failed"]
 
 
 async def test_did_not_happen_cancels_what_was_to_be_cancelled(

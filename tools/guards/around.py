@@ -196,6 +196,33 @@ AROUND: tuple[Guard, ...] = (
         "false",
     ),
     verify("counters_differ_from_record, finished", "h.pruned_attempts = 0 and h.claim_epoch > 0 and\n", "false and\n"),
+    verify(
+        "side_effect_repeated, unfinished",
+        "where j.effect_class = 'side_effecting' and l.effect_started_at is not null and not",
+        "where false and not",
+    ),
+    verify(
+        "side_effect_repeated, finished",
+        "and h.effect_class = 'side_effecting' and h.claim_epoch > 0 and l.effect_started_at is not null and not",
+        "and false and not",
+    ),
+    verify("side_effect_repeated, by a nonce", "then p_attempt.outcome_id is not null", "then true"),
+    verify("side_effect_repeated, decided so", "and a.details -> 'happened' = 'false' and", "and"),
+    verify(
+        "side_effect_untold, told",
+        "else h.outcome_id is null or h.outcome in ('lost', 'released') end;",
+        "else false end;",
+    ),
+    verify(
+        "side_effect_untold, decided",
+        "and a.action = 'resolve' and a.details -> 'claim_epoch' = to_jsonb(h.claim_epoch))",
+        "or true)",
+    ),
+    verify(
+        "succeeded_without_effect_start",
+        "and h.effect_class = 'side_effecting' and h.outcome = 'succeeded' and h.effect_started_at is null;",
+        "and false;",
+    ),
     verify("attempt_of_no_job", "if scope = 'all' then", "if false then"),
     # Plans
     guard(

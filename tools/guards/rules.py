@@ -9,6 +9,7 @@ OPERATE, KEYS, LEASES = "test_cancel_resolve_reopen.py::", "test_keys.py::", "te
 ROLES, INVARIANTS, PARTITIONS = "test_roles.py::", "test_invariants.py::", "test_partitions.py::"
 RECONCILE = "test_reconcile.py::"
 BY_RULES = SIX + "test_a_suspect_is_claimed_under_the_rules_of_every_claim"
+BOUNDED = "test_a_hook_runs_a_job_again_after_a_delay_and_only_as_often_as_it_may_be_recovered"
 FORGED = INVARIANTS + "test_a_forged_violation_is_reported_for_its_job"
 SUSPECT = (
     "where k.queue = any(p_queues) and k.status = 'pending' and k.recoveries >= 2 and k.run_at <= v_now"
@@ -247,6 +248,55 @@ RULES: tuple[Guard, ...] = (
         "if v_outcome = 'resolved' or v_outcome is not null and exists (",
         "if v_outcome = 'resolved' or false and exists (",
         RECONCILE + "test_after_the_late_end_every_decision_is_refused_as_one_too_many",
+    ),
+    guard(
+        "unknown",
+        "a hook runs a job again within a bound",
+        "operate",
+        "if v_job.recoveries > v_bound then",
+        "if false then",
+        RECONCILE + BOUNDED,
+    ),
+    guard(
+        "unknown",
+        "a hook runs a job again after a delay",
+        "operate",
+        "v_delay := {{schema}}.backoff(v_job.policy_id, v_job.recoveries);",
+        "v_delay := 0;",
+        RECONCILE + BOUNDED,
+    ),
+    guard(
+        "unknown",
+        "a hook runs no job again after its deadline",
+        "operate",
+        "elsif p_bounded and v_now + make_interval(secs => v_delay) > v_job.deadline then",
+        "elsif false then",
+        RECONCILE + "test_what_would_start_again_after_its_deadline_fails_at_once",
+    ),
+    guard(
+        "unknown",
+        "what did not happen is counted",
+        "operate",
+        "effect_started_at = null, recoveries = j.recoveries + 1,",
+        "effect_started_at = null,",
+        RECONCILE + BOUNDED,
+    ),
+    guard(
+        "unknown",
+        "the last that did not happen is counted too",
+        "operate",
+        "perform {{schema}}.finish(v_job, 'failed', 'resolved', null, jsonb_build_object('type', 'RecoveryExhausted',",
+        "v_job.recoveries := v_job.recoveries - 1;\n      perform {{schema}}.finish(v_job, 'failed', 'resolved', null,"
+        " jsonb_build_object('type', 'RecoveryExhausted',",
+        RECONCILE + BOUNDED,
+    ),
+    guard(
+        "unknown",
+        "no bound holds back an operator",
+        "operate",
+        "select {{schema}}.decide_unknown(job_id, null, happened, result, reason, actor, false)",
+        "select {{schema}}.decide_unknown(job_id, null, happened, result, reason, actor, true)",
+        RECONCILE + "test_an_operator_may_run_it_again_past_the_bound_at_once_and_a_hook_then_not_any_more",
     ),
     guard(
         "unknown",

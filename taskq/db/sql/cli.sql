@@ -231,7 +231,7 @@ with open_ones as (
   select i.id from {{schema}}.history h join {{schema}}.effect_intents i on i.job_id = h.id
    where h.status = 'failed' and i.settled_at is null
   union all
-  select i.id from {{schema}}.effect_intents i where i.fault is not null and i.settled_at is null)
+  select i.id from {{schema}}.effect_intents i where (i.fault is not null or i.job_ended = 'failed') and i.settled_at is null)
 {{some_effects}} where e.id in (select o.id from open_ones o) and not e.settled
    and ($1::text is null or e.owner_job_id = $1::text::uuid) and ($2::text[] is null or e.task = any ($2::text[]))
  order by e.id desc limit $3::int;

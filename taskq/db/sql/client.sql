@@ -52,6 +52,10 @@ select {{schema}}.resolve($1::text::uuid, $2::boolean, $3::text::jsonb, $4::text
 -- The same for one attempt; another than the open one is refused.
 select {{schema}}.resolve_attempt($1::text::uuid, $2::bigint, $3::boolean, $4::text::jsonb, $5::text, $6::text);
 
+-- name: answer_reconcile
+-- What a hook has answered about an attempt: succeeded, cancelled, pending, or failed where that was once too often.
+select {{schema}}.answer_reconcile($1::text::uuid, $2::bigint, $3::boolean, $4::text::jsonb, $5::text, $6::text);
+
 -- name: open_question
 -- What a hook is told of an attempt whose outcome is unknown; no row if it is not, or is one of another task.
 select j.payload::text as payload, j.attempt, j.generation, j.key_generation, coalesce(u.since, j.claimed_at) as since,

@@ -164,7 +164,8 @@ with still as materialized (
   select i.effect_key, 'failed' as what from {{schema}}.history h join {{schema}}.effect_intents i on i.job_id = h.id
    where h.status = 'failed' and i.settled_at is null
   union all
-  select i.effect_key, i.fault from {{schema}}.effect_intents i where i.fault is not null and i.settled_at is null)
+  select i.effect_key, coalesce(i.fault, i.job_ended) from {{schema}}.effect_intents i
+   where (i.fault is not null or i.job_ended = 'failed') and i.settled_at is null)
 select s.what, count(*)::int as n, min(s.effect_key) as first from still s group by s.what order by s.what;
 
 -- name: unknown

@@ -51,6 +51,7 @@ async def what_became_of_it(
     queue=QUEUE,
     effect_class="side_effecting",
     timeout="20s",
+    retry=Retry(1, constant("300ms")),
     max_recoveries=20,
     reconcile=what_became_of_it,
     reconcile_retry=Retry(20, constant("300ms")),

@@ -129,6 +129,25 @@ def test_an_owner_and_its_cancelled_effect_are_not_both_reopened(
     assert violations(conn) == []
 
 
+@pytest.mark.parametrize("level", ["repeatable read", "serializable"])
+@pytest.mark.parametrize("first", ["owner", "effect"])
+def test_an_owner_and_its_cancelled_effect_are_not_both_reopened_from_an_older_snapshot(
+    dsn: str, conn: Conn, first: str, level: str
+) -> None:
+    """The later one has looked before the other was reopened, and would still find it as it was."""
+    job, made, _ = failed_owner(conn)
+    cancel(conn, made)
+    one_, two = (job, made) if first == "owner" else (made, job)
+    with sessions(dsn) as [a, b]:
+        b.do(lambda c: c.execute(f"begin isolation level {level}"))
+        b.do(lambda c: c.execute("select count(*) from taskq.history"))
+        assert a.do(lambda c: retry(c, one_)) == "reopened"
+        assert b.do(lambda c: sqlstate_of(lambda: retry(c, two))) == "40001"
+        b.rollback()
+    assert {status(conn, one_), status(conn, two)} != {"pending"}
+    assert violations(conn) == []
+
+
 def test_a_settling_and_a_reopening_of_its_job_are_one_after_the_other(dsn: str, conn: Conn) -> None:
     job, made, key = failed_owner(conn)
     worker = register(conn)

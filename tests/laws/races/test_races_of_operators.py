@@ -157,7 +157,7 @@ def test_two_resolutions_at_once_decide_once(dsn: str, conn: Conn, first: bool, 
 @pytest.mark.parametrize("hook_first", [True, False])
 def test_an_operator_and_a_hook_at_once_decide_once(dsn: str, conn: Conn, hook_first: bool) -> None:
     def ask(c: Conn) -> object:
-        return one(c, "select taskq.resolve_attempt(%s, 1, true, null, 'asked', 'reconcile:x')", job)
+        return one(c, "select taskq.answer_reconcile(%s, 1, true, null, 'asked', 'reconcile:x')", job)
 
     def decide(c: Conn) -> object:
         return resolve(c, job, happened=False)
