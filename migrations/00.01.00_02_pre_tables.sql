@@ -25,6 +25,7 @@ create table {{schema}}.jobs (
   priority smallint not null default 5,
   has_effects boolean,
   ordering_halt boolean,
+  ordering_later boolean,
   status text not null default 'pending',
   effect_class text not null default 'idempotent',
   queue text not null,
@@ -87,6 +88,7 @@ comment on column {{schema}}.jobs.checkpoint_version is 'How often its checkpoin
 comment on column {{schema}}.jobs.priority is '0 to 9, higher first.';
 comment on column {{schema}}.jobs.has_effects is 'True where its policy promises terminal effects; null for none.';
 comment on column {{schema}}.jobs.ordering_halt is 'Whether its failure or unknown outcome halts its ordering key; null without a key.';
+comment on column {{schema}}.jobs.ordering_later is 'True where it waits for its time and holds up nobody in its line meanwhile; else null.';
 comment on column {{schema}}.jobs.status is 'pending, running, held or unknown.';
 comment on column {{schema}}.jobs.effect_class is 'pure, idempotent or side_effecting: what may happen to a body whose outcome is unknown.';
 comment on column {{schema}}.jobs.queue is 'The queue; workers subscribe to queues.';

@@ -360,7 +360,9 @@ begin
   end if;
   -- All of them first: the end of one may give the turn to a job of its ordering key that comes before the rest.
   perform from {{schema}}.jobs j where j.id = any(job_ids) order by j.id for update;
-  for v_id in select distinct i from unnest(job_ids) i order by 1 loop
+  -- A line is cancelled from its end: from its front each would have its turn first, for nothing.
+  for v_id in select u.id from (select distinct i as id from unnest(job_ids) i) u
+      order by case action when 'cancel' then u.id end desc, u.id loop
     job_id := v_id;
     why := null;
     begin

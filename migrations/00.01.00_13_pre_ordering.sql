@@ -3,8 +3,8 @@
 -- policy says halt; the unique index jobs_ordering_turn is the arbiter, whatever a client does. The others are held
 -- ('ordering'). Nothing is counted: whose turn it is follows from the rows of jobs and ordering_halts.
 --
--- A keyed job enters jobs as held, on every way in, and give_turn alone makes it pending. Triggers call it wherever a turn
--- may be free; their WHEN has the key, so that jobs without one run no code.
+-- A keyed job enters jobs as held, on every way in, and only give_turn and the sweep make it pending. Triggers call give_turn
+-- wherever a turn may be free; their WHEN has the key, so that jobs without one run no code.
 --
 -- Lock order: workers, jobs by id, ordering keys. Enqueue waits for the rows of its keys, in the order of the keys, before
 -- it writes anything, and holds them to the end of the caller's transaction, however long that is. So nobody else ever
@@ -46,6 +46,11 @@ comment on column {{schema}}.ordering_rechecks.due_at is 'When to look.';
 create unique index jobs_ordering_turn on {{schema}}.jobs (ordering_key)
   where ordering_key is not null and (status in ('pending', 'running') or status = 'unknown' and ordering_halt);
 create index jobs_ordering_line on {{schema}}.jobs (ordering_key, id) where ordering_key is not null;
+-- Who is next, and whose time has come, are look-ups however long a line is: those that hold up nobody until they are due
+-- (ordering_later) stand in an index of their own.
+create index jobs_ordering_next on {{schema}}.jobs (ordering_key, id)
+  where ordering_key is not null and status = 'held' and (held_reason <> 'ordering' or ordering_later is null);
+create index jobs_ordering_later on {{schema}}.jobs (ordering_key, run_at) where ordering_later and status = 'held';
 
 create function {{schema}}.halts_ordering(p_policy_id text, p_effect_class text) returns boolean
   language sql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -71,41 +76,80 @@ $$;
 comment on function {{schema}}.take_ordering_keys(text[]) is
   'Locks ordering keys until the end of the transaction, in their order, so that two batches with the same keys cannot deadlock; waits for other enqueues under them.';
 
+-- A failed job that halts the key is still in front of what comes, also where the clock has stepped back since.
 create function {{schema}}.last_in_line(p_key text) returns uuid
   language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
-  select j.id from {{schema}}.jobs j where j.ordering_key = p_key order by j.id desc limit 1
+  select greatest((select j.id from {{schema}}.jobs j where j.ordering_key = p_key order by j.id desc limit 1),
+                  (select h.job_id from {{schema}}.ordering_halts h where h.key = p_key order by h.job_id desc limit 1))
 $$;
-comment on function {{schema}}.last_in_line(text) is 'The last job of a line; null where it is empty.';
+comment on function {{schema}}.last_in_line(text) is 'The last job of a line, with those that halt it; null where there is none.';
+
+create function {{schema}}.next_in_line(p_key text) returns uuid
+  language plpgsql stable security definer
+  set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  v_next record;
+begin
+  if exists (select from {{schema}}.jobs a
+       where a.ordering_key = p_key and (a.status in ('pending', 'running') or a.status = 'unknown' and a.ordering_halt)) then
+    return null;
+  end if;
+  -- One that waits for something else keeps its place.
+  select j.id, j.held_reason into v_next from {{schema}}.jobs j
+    where j.ordering_key = p_key and j.status = 'held' and (j.held_reason <> 'ordering' or j.ordering_later is null)
+    order by j.id limit 1;
+  if v_next.held_reason is distinct from 'ordering'
+     or exists (select from {{schema}}.ordering_halts h where h.key = p_key and h.job_id < v_next.id) then
+    return null;
+  end if;
+  return v_next.id;
+end $$;
+comment on function {{schema}}.next_in_line(text) is
+  'The job of a line that is to have the turn; null where somebody has it, the key is halted or nobody waits. Asked by those that have locked the key, after come_due.';
+
+create function {{schema}}.come_due(p_keys text[], p_limit integer) returns text[]
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_mergejoin = off set enable_hashjoin = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  v_now timestamptz := {{schema}}.now();
+begin
+  update {{schema}}.jobs j set ordering_later = null where j.id = any(array(
+    select l.id from unnest(p_keys) as k(key) join {{schema}}.jobs l on l.ordering_key = k.key
+     where l.ordering_later and l.status = 'held' and l.run_at <= v_now limit p_limit for update of l skip locked));
+  return array(select k.key from unnest(p_keys) as k(key) where exists (
+    select from {{schema}}.jobs l where l.ordering_key = k.key and l.ordering_later and l.status = 'held' and l.run_at <= v_now));
+end $$;
+comment on function {{schema}}.come_due(text[], integer) is
+  'Puts up to p_limit jobs of these locked keys whose time has come into their lines, at their places. Returns the keys of which some are left, over the limit or locked by somebody: their turns must wait, lest one be passed.';
 
 create function {{schema}}.give_turn(p_key text) returns text
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_now timestamptz;
-  v_next record;
+  v_next uuid;
+  v_queue text;
 begin
   -- Above READ COMMITTED a look would be older than the lock: the sweep looks instead.
   if current_setting('transaction_isolation') = 'read committed' then
     perform from {{schema}}.ordering_keys k where k.key = p_key for update skip locked;
     if found then
       v_now := {{schema}}.now();
-      -- Under continue a job that is not due yet holds up nobody. One that waits for something else keeps its place.
-      select j.id, j.held_reason, j.queue into v_next from {{schema}}.jobs j
-        where j.ordering_key = p_key and j.status = 'held' and (j.held_reason <> 'ordering' or j.ordering_halt or j.run_at <= v_now)
-        order by j.id limit 1;
-      if not found or v_next.held_reason <> 'ordering'
-         or exists (select from {{schema}}.jobs a
-              where a.ordering_key = p_key and (a.status in ('pending', 'running') or a.status = 'unknown' and a.ordering_halt)
-             union all
-             select from {{schema}}.ordering_halts h where h.key = p_key and h.job_id < v_next.id) then
-        return 'none';
-      end if;
-      perform from {{schema}}.jobs j where j.id = v_next.id and j.status = 'held' and j.held_reason = 'ordering' for update skip locked;
-      if found then
-        -- From now on it waits in its queue: with its old instant only a rescan would find it.
-        update {{schema}}.jobs j set status = 'pending', held_reason = null, run_at = greatest(j.run_at, v_now) where j.id = v_next.id;
-        perform {{schema}}.wake(array[v_next.queue]);
-        return 'given';
+      -- Where many have come due at once, the sweep puts them into line: an end must not take long.
+      if not exists (select from {{schema}}.jobs l where l.ordering_key = p_key and l.ordering_later and l.status = 'held' and l.run_at <= v_now)
+         or {{schema}}.come_due(array[p_key], 100) = '{}' then
+        v_next := {{schema}}.next_in_line(p_key);
+        if v_next is null then
+          return 'none';
+        end if;
+        perform from {{schema}}.jobs j where j.id = v_next and j.status = 'held' and j.held_reason = 'ordering' for update skip locked;
+        if found then
+          -- From now on it waits in its queue: with its old instant only a rescan would find it.
+          update {{schema}}.jobs j set status = 'pending', held_reason = null, run_at = greatest(j.run_at, v_now) where j.id = v_next returning j.queue into v_queue;
+          perform {{schema}}.wake(array[v_queue]);
+          return 'given';
+        end if;
       end if;
     end if;
   end if;
@@ -126,6 +170,8 @@ begin
     new.status := 'held';
     new.held_reason := 'ordering';
   end if;
+  -- Under continue one that is not due yet holds up nobody. One that was due when it was enqueued is, wherever the clock has gone.
+  new.ordering_later := case when new.held_reason = 'ordering' and not new.ordering_halt and new.run_at > greatest({{schema}}.now(), new.created_at) then true end;
   -- Reopened, it stands in line again and holds up the others by that.
   if new.generation > 0 then
     delete from {{schema}}.ordering_halts h where h.key = new.ordering_key and h.job_id = new.id;
@@ -142,6 +188,7 @@ begin
   if old.status = 'held' or not new.ordering_halt and (old.status = 'unknown' or new.run_at > {{schema}}.now()) then
     new.status := 'held';
     new.held_reason := 'ordering';
+    new.ordering_later := case when not new.ordering_halt and new.run_at > {{schema}}.now() then true end;
   end if;
   return new;
 end $$;
@@ -155,7 +202,7 @@ create trigger ordering_came_back before update of status on {{schema}}.jobs for
 create function {{schema}}.look_at_line() returns trigger
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 begin
-  if new.status = 'held' and not new.ordering_halt and new.run_at > {{schema}}.now() then
+  if new.status = 'held' and new.ordering_later then
     insert into {{schema}}.ordering_rechecks (key, due_at) values (new.ordering_key, new.run_at);
   end if;
   perform {{schema}}.give_turn(new.ordering_key);
@@ -187,39 +234,63 @@ create trigger ordering_left after insert on {{schema}}.history for each row
   when (new.ordering_key is not null) execute function {{schema}}.leave_line();
 
 create function {{schema}}.sweep_orderings(p_limit integer default 500) returns integer
-  language plpgsql security definer set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' as $$
+  language plpgsql security definer
+  set search_path = pg_catalog, pg_temp set lock_timeout = '100ms' set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
+  v_now timestamptz := {{schema}}.now();
+  v_keys text[];
   v_key text;
-  v_given integer := 0;
+  v_free text[];
+  v_left text[];
+  v_next uuid[];
+  v_given uuid[];
+  v_waits integer := 0;
 begin
-  for v_key in
-    select distinct r.key from (
-      select d.key from {{schema}}.ordering_rechecks d where d.due_at <= {{schema}}.now() order by d.due_at limit p_limit) r order by r.key
+  -- Above READ COMMITTED a look would be older than the locks.
+  if current_setting('transaction_isolation') <> 'read committed' then
+    return 0;
+  end if;
+  v_keys := array(select distinct r.key from (
+    select d.key from {{schema}}.ordering_rechecks d where d.due_at <= v_now order by d.due_at limit p_limit) r);
+  if v_keys = '{}' then
+    return 0;
+  end if;
+  -- The row of a key was pruned before a job of it was reopened. An enqueue that makes it just now does the rest. In no order:
+  -- the first ones may be just those for which it waits in vain.
+  for v_key in select k.key from unnest(v_keys) as k(key)
+      where not exists (select from {{schema}}.ordering_keys o where o.key = k.key) order by random()
   loop
-    perform from {{schema}}.ordering_keys k where k.key = v_key for update skip locked;
-    if not found and not exists (select from {{schema}}.ordering_keys k where k.key = v_key) then
-      -- Its row was pruned before a job of the key was reopened. An enqueue that makes it just now does the rest.
-      begin
-        insert into {{schema}}.ordering_keys (key, taken_at) values (v_key, {{schema}}.now()) on conflict do nothing;
-      exception when lock_not_available then
-        null;
-      end;
-      perform from {{schema}}.ordering_keys k where k.key = v_key for update skip locked;
-    end if;
-    if found then
-      delete from {{schema}}.ordering_rechecks r where r.ctid = any(array(
-        select d.ctid from {{schema}}.ordering_rechecks d where d.key = v_key and d.due_at <= {{schema}}.now() limit 10000));
-      v_given := v_given + ({{schema}}.give_turn(v_key) = 'given')::int;
-    else
-      -- A caller's transaction has it, for long perhaps: others first, the next time.
-      update {{schema}}.ordering_rechecks r set due_at = {{schema}}.now() + interval '500 ms' where r.ctid = any(array(
-        select d.ctid from {{schema}}.ordering_rechecks d where d.key = v_key and d.due_at <= {{schema}}.now() limit 10000 for update skip locked));
-    end if;
+    begin
+      insert into {{schema}}.ordering_keys (key, taken_at) values (v_key, v_now) on conflict do nothing;
+    exception when lock_not_available then
+      v_waits := v_waits + 1;
+      exit when v_waits = 5;
+    end;
   end loop;
-  return v_given;
+  -- A caller's transaction may have the others, for long perhaps.
+  v_free := array(select o.key from {{schema}}.ordering_keys o where o.key = any(v_keys) order by o.key for update skip locked);
+  update {{schema}}.ordering_rechecks r set due_at = v_now + interval '500 ms' where r.ctid = any(array(
+    select d.ctid from {{schema}}.ordering_rechecks d
+     where d.key = any(array(select k.key from unnest(v_keys) as k(key) except select f.key from unnest(v_free) as f(key))) and d.due_at <= v_now
+     limit 10000 for update skip locked));
+  delete from {{schema}}.ordering_rechecks r where r.ctid = any(array(
+    select d.ctid from {{schema}}.ordering_rechecks d where d.key = any(v_free) and d.due_at <= v_now limit 10000));
+  v_left := {{schema}}.come_due(v_free, 5000);
+  -- Each statement looks again: what was done before the keys were locked is seen.
+  v_next := array(select {{schema}}.next_in_line(f.key) from unnest(v_free) as f(key) where f.key <> all(v_left));
+  v_given := array(select j.id from {{schema}}.jobs j where j.id = any(v_next) and j.status = 'held' and j.held_reason = 'ordering' order by j.id for update skip locked);
+  v_now := {{schema}}.now();
+  insert into {{schema}}.ordering_rechecks (key, due_at)
+    select l.key, v_now from unnest(v_left) as l(key)
+    union all
+    select j.ordering_key, v_now from {{schema}}.jobs j where j.id = any(v_next) and j.id <> all(v_given);
+  update {{schema}}.jobs j set status = 'pending', held_reason = null, run_at = greatest(j.run_at, v_now) where j.id = any(v_given);
+  perform {{schema}}.wake(array[q.queue], q.n) from (
+    select j.queue, count(*)::int as n from {{schema}}.jobs j where j.id = any(v_given) group by j.queue) q;
+  return cardinality(v_given);
 end $$;
 comment on function {{schema}}.sweep_orderings(integer) is
-  'Looks at up to p_limit ordering keys whose turn could not be given at once or whose next job has become due. Returns how many turns it gave. The leader calls it about once a second while ordering keys are in use.';
+  'Looks at up to p_limit ordering keys whose turn could not be given at once or whose next job has become due, all in one batch. Returns how many turns it gave; repeat until 0. The leader calls it about once a second while ordering keys are in use.';
 
 create function {{schema}}.prune_orderings(p_limit integer default 1000) returns integer
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

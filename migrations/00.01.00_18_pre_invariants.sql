@@ -101,11 +101,15 @@ begin
   -- A line in ordering_rechecks says that the sweep will look: that is no fault yet.
   return query select 8, 'ordering_waits_for_nothing', j.id, format('key %s', left(j.ordering_key, 100))
     from {{schema}}.jobs j
-   where j.ordering_key is not null and j.status = 'held' and j.held_reason = 'ordering' and (j.ordering_halt or j.run_at <= {{schema}}.now())
+   where j.ordering_key is not null and j.status = 'held' and j.held_reason = 'ordering' and (j.ordering_later is null or j.run_at <= {{schema}}.now())
      and not exists (select from {{schema}}.ordering_rechecks r where r.key = j.ordering_key)
      and not exists (select from {{schema}}.ordering_halts h where h.key = j.ordering_key and h.job_id < j.id)
      and not exists (select from {{schema}}.jobs o where o.ordering_key = j.ordering_key
-       and (o.status in ('pending', 'running') or o.status = 'unknown' and o.ordering_halt or o.status = 'held' and o.id < j.id and (o.held_reason <> 'ordering' or o.ordering_halt or o.run_at <= {{schema}}.now())));
+       and (o.status in ('pending', 'running') or o.status = 'unknown' and o.ordering_halt))
+     and not exists (select from {{schema}}.jobs o where o.ordering_key = j.ordering_key and o.id < j.id
+       and o.status = 'held' and (o.held_reason <> 'ordering' or o.ordering_later is null))
+     and not exists (select from {{schema}}.jobs o where o.ordering_key = j.ordering_key and o.id < j.id
+       and o.status = 'held' and o.ordering_later and o.run_at <= {{schema}}.now());
   -- One that never had its turn, and never was to wait for its time, is not overtaken.
   return query select 8, 'ordering_out_of_turn', j.id, format('key %s: %s, before job %s', left(j.ordering_key, 100), j.status, o.id)
     from {{schema}}.jobs j cross join lateral (

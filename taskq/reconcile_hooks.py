@@ -33,13 +33,15 @@ from taskq.telemetry import get_logger
 if TYPE_CHECKING:
     from taskq.app import TaskQ
 
-__all__ = ["DEFAULT_RECONCILE_RETRY", "SUFFIX", "hook_task", "is_hook", "refuse_hook_name"]
+__all__ = ["DEFAULT_RECONCILE_RETRY", "RECONCILE_PRIORITY", "SUFFIX", "hook_task", "is_hook", "refuse_hook_name"]
 
 log = get_logger("reconcile")
 
 SUFFIX: Final = ":reconcile"
 DEFAULT_RECONCILE_RETRY: Final = Retry(max_attempts=20, backoff=exponential("5s", cap="1h"))
 """How often a hook that fails is called, and how far apart: about 9 hours in all."""
+RECONCILE_PRIORITY: Final = 9
+"""The highest: what a hook decides may hold up money, and must not wait behind the backlog of its queue."""
 _NAMES: Final = {c.__name__: c for c in (ReconcileContext, Happened, DidNotHappen, StillUnknown)}
 """What a module may import for its type checker only."""
 
@@ -85,7 +87,7 @@ def hook_task(
     policy = app.resolve_policy(task.layer)
     layer = PolicyLayer(
         queue=policy.queue,
-        priority=policy.priority,
+        priority=RECONCILE_PRIORITY,
         retry=retry or DEFAULT_RECONCILE_RETRY,
         timeout=policy.timeout,
         deadline=None,

@@ -36,6 +36,17 @@ def failed(conn: Conn, n: int, kind: str = "Oops", **spec: Any) -> list[UUID]:
     return jobs
 
 
+def waits_again(conn: Conn) -> UUID:
+    """A job that has failed twice and snoozed since."""
+    worker, job = q.running(conn, q.register(conn, queues=["again"]), queue="again")
+    first, last = ({"type": "Oops", "message": "first"}, {"type": "Late", "message": "once more"})
+    for epoch, outcome, error in ((1, "retry", first), (2, "retry", last), (3, "snooze", None)):
+        assert q.end(conn, worker, q.End(job, epoch, outcome, epoch, error=error)) == 1
+        if outcome == "retry":
+            q.claim_one(conn, worker, lanes=[("again", 5)])
+    return job
+
+
 def statuses(conn: Conn) -> dict[str, int]:
     found = q.rows(conn, "select status, count(*)::int as n from taskq.all_jobs group by status")
     return {row["status"]: row["n"] for row in found}
@@ -59,6 +70,11 @@ def test_each_filter(cli: Cli, conn: Conn) -> None:
     assert ids(cli, "--worker", "w7") == ids(cli, "--worker", str(worker)) == [str(running)]
     assert ids(cli, "--error", "Other") == [str(other)]
     assert len(ids(cli, "--error", "Other", "--error", "Oops")) == 3
+    again = waits_again(conn)
+    assert ids(cli, "--error", "Late") == [str(again)]
+    [row] = cli.ok("jobs", "list", "--error", "Late", "--json").json
+    assert (row["status"], row["error"]) == ("pending", "Late: once more")
+    assert "Late: once more" in cli.ok("jobs", "list", "-q", "again").out
     assert ids(cli, "--held", "signal") == [str(held)]
     assert ids(cli, "--overdue") == [str(overdue)]
     assert ids(cli, "--cancel-requested") == []
@@ -69,7 +85,7 @@ def test_each_filter(cli: Cli, conn: Conn) -> None:
     assert ids(cli, "--id", str(oops)) == [str(oops)]
     assert ids(cli, "--order", "oldest", "--limit", "1") == [str(running)]
     assert ids(cli, "--until", "1h") == ids(cli, "--older-than", "1h") == []
-    assert len(ids(cli, "--until", "2999-01-01", "--older-than", "0s")) == 7
+    assert len(ids(cli, "--until", "2999-01-01", "--older-than", "0s")) == 8
     for args in (
         ["--held", "boredom"],
         ["--order", "random"],
@@ -169,11 +185,13 @@ def test_retrying_what_failed(cli: Cli, conn: Conn, monkeypatch: pytest.MonkeyPa
     done = cli.ok("jobs", "retry", "--error", "Oops", "--limit", "3", "--yes", "--json").json
     assert (done["matched"], done["wanted"], done["done"], done["answers"]) == (5, 3, 3, {"reopened": 3})
     assert sorted(q.status(conn, job) for job in oops) == ["failed", "failed", "pending", "pending", "pending"]
+    noted = cli.ok("audit", "list", "--action", "retry_many", "--json").json
+    assert {row["details"]["selection"]["limit"] for row in noted} == {3}
     assert cli.ok("jobs", "retry", "--task", "t", "--yes").out == "3 jobs: 3 reopened\n"
     assert statuses(conn) == {"pending": 6, "cancelled": 1}  # what somebody cancelled stays so, unless it is named
-    assert cli.ok("jobs", "retry", "--status", "cancelled", "--yes").out == "1 jobs: 1 reopened\n"
+    assert cli.ok("jobs", "retry", "--status", "cancelled", "--yes").out == "1 job: 1 reopened\n"
     later = q.enqueue(conn, run_in=3600, queue="later")
-    assert cli.ok("jobs", "retry", "--status", "pending", "-q", "later", "--yes").out == "1 jobs: 1 due\n"
+    assert cli.ok("jobs", "retry", "--status", "pending", "-q", "later", "--yes").out == "1 job: 1 due\n"
     assert q.one(conn, "select run_at <= taskq.now() from taskq.jobs where id = %s", later)
 
 
@@ -202,7 +220,7 @@ def test_a_batch_that_cannot_get_its_locks_is_tried_again(
     assert "1 of 2 are done and stay so; the same command goes on with the others" in done.err
     assert "others are at work on the same rows" in done.err
     assert (q.status(conn, first), q.status(conn, second)) == ("cancelled", "pending")
-    assert cli.ok("jobs", "cancel", "--task", "t", "--yes").out == "1 jobs: 1 cancelled\n"
+    assert cli.ok("jobs", "cancel", "--task", "t", "--yes").out == "1 job: 1 cancelled\n"
 
 
 def test_ctrl_c_leaves_whole_batches_and_the_same_command_goes_on(cli: Cli, conn: Conn, dsn: str) -> None:

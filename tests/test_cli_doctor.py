@@ -363,7 +363,7 @@ def test_a_lease_that_nobody_noticed(cli: Cli, conn: Conn) -> None:
     conn.execute("update taskq.workers set lease_expires_at = renewed_at")
     found = diagnose(cli)
     assert ill(found) == {"workers": "warn", "claims": "warn"}
-    assert "1 jobs run on workers that are lost or gone" in found["claims"]["found"]
+    assert "1 job claimed by workers that are lost or gone" in found["claims"]["found"]
     conn.execute("delete from taskq.workers")
     assert "claims" in ill(diagnose(cli))
     q.settle(conn)
@@ -397,7 +397,7 @@ def test_queues_that_stand_still(cli: Cli, conn: Conn, monkeypatch: pytest.Monke
     conn.execute("update taskq.jobs set run_at = taskq.now() - interval '10 min' where id = %s", (job,))
     found = diagnose(cli)
     assert ill(found) == {"queues": "fail"}
-    assert "mail has 1 due jobs and no worker, the oldest for 10 min" in found["queues"]["found"]
+    assert "mail has 1 due job and no worker, the oldest for 10 min" in found["queues"]["found"]
     conn.execute("select taskq.pause_queue('mail')")
     assert ill(diagnose(cli)) == {}
     assert "paused: mail" in diagnose(cli)["queues"]["found"]

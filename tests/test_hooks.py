@@ -86,7 +86,7 @@ def test_a_hidden_task_is_pure_and_takes_nothing_of_the_policy_that_could_keep_i
     app = TaskQ(defaults=layer, queues={"pay": PolicyLayer(max_retry_afters=7, timeout="3s")})
     app.task(name="charge", queue="pay", reconcile=same)(charge)
     policy = app.tasks["charge:reconcile"].policy
-    assert (policy.queue, policy.priority, policy.effect_class, policy.deadline) == ("pay", 2, "pure", None)
+    assert (policy.queue, policy.priority, policy.effect_class, policy.deadline) == ("pay", 9, "pure", None)
     assert (policy.timeout, policy.max_retry_afters) == (3.0, 7)
     assert policy.retry == Retry(20, exponential("5s", cap="1h"))
     assert app.tasks["charge:reconcile"].required_worker_schema is None

@@ -173,6 +173,57 @@ async def test_a_paused_queue_is_left(dsn: str, aconn: asyncpg.Connection) -> No
 
 
 @anyio
+async def test_a_line_is_run_to_its_end_in_order(dsn: str, aconn: asyncpg.Connection) -> None:
+    async with TaskQ(dsn) as app:
+        seen: list[int] = []
+
+        @app.task
+        async def step(n: int) -> None:
+            seen.append(n)
+            if n == 1 and seen.count(n) == 1:
+                raise Snooze("1h")
+
+        of_one = step.using(ordering_key="k")
+        await app.enqueue_many([of_one.job(n) for n in range(5)])
+        await of_one.using(run_in="1d").enqueue(5)
+        assert await drain(app) == Drained(succeeded=4, retried=1, waiting=2)
+        assert await drain(app, later=True) == Drained(succeeded=2)
+        assert seen == [0, 1, 2, 3, 4, 1, 5]
+
+
+@anyio
+async def test_a_turn_that_could_not_be_given_at_once_is_given_by_the_drain(
+    dsn: str, aconn: asyncpg.Connection
+) -> None:
+    async with TaskQ(dsn) as app:
+
+        @app.task
+        async def step(n: int) -> None: ...
+
+        async with aconn.transaction(isolation="repeatable_read"):
+            await aconn.fetch("select 1")
+            job = await step.using(ordering_key="k", connection=aconn).enqueue(1)
+        assert await job.status() == "held"
+        assert await drain(app) == Drained(succeeded=1)
+
+
+@anyio
+async def test_what_is_left_in_a_line_that_is_held_up_is_told(dsn: str, aconn: asyncpg.Connection) -> None:
+    async with TaskQ(dsn) as app:
+
+        @app.task(ordering="halt", max_attempts=1)
+        async def step(n: int) -> None:
+            if n == 1:
+                raise ValueError("no")
+
+        of_one = step.using(ordering_key="k")
+        await app.enqueue_many([of_one.job(n) for n in range(4)])
+        assert await drain(app, later=True) == Drained(succeeded=1, failed=1, held=2)
+        await aconn.execute("select taskq.resume_ordering('k', 'not needed')")
+        assert await drain(app) == Drained(succeeded=2)
+
+
+@anyio
 async def test_what_is_not_done_in_time_is_named(dsn: str, aconn: asyncpg.Connection) -> None:
     async with TaskQ(dsn) as app:
 

@@ -46,8 +46,7 @@ async def enqueue(dsn: str, module: str, task: str, seed: int) -> dict[UUID, int
         del sys.modules[known]
     app: TaskQ = importlib.import_module(module).app
     app.use_database(dsn)
-    # Behind what reconciles: a hook has the priority of its task.
-    charge = app.get_task(task).using(priority=3)
+    charge = app.get_task(task)
     # Three workers with twenty slots each need at least ten seconds for it, however fast the machine is.
     jobs = await app.enqueue_many(
         [charge.job(f"p{n}", 100 + n, 0.2 + rand.random() * 0.8, fails(n)) for n in range(JOBS)]

@@ -17,7 +17,7 @@ import typer
 
 from taskq.cli.database import Busy, Database, actor, open_database
 from taskq.cli.filters import AT_WORK, Filter, Selection
-from taskq.cli.output import ExitCode, note, print_json
+from taskq.cli.output import ExitCode, counted, note, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,14 +115,14 @@ def steer(
             return ExitCode.OK if dry_run or not matched else ExitCode.FAILED
         tally = Tally()
         try:
-            _work(bulk, database, selection, wanted, reason, tally)
+            _work(bulk, database, selection, wanted, limit, reason, tally)
         except BaseException:
             note(f"{tally.done:,} of {wanted:,} are done and stay so; the same command goes on with the others")
             raise
     if as_json:
         print_json({**told, "wanted": wanted, "done": tally.done, "answers": tally.answers, "refused": tally.refused})
     else:
-        print(f"{tally.done:,} jobs: {_counted(tally.answers)}" if tally.done else "no job was left to do")
+        print(f"{counted(tally.done, 'job')}: {_counted(tally.answers)}" if tally.done else "no job was left to do")
         for row in tally.refused:
             note(f"{row['id']}: {row['why']}")
     return ExitCode.FAILED if tally.answers["refused"] else ExitCode.OK
@@ -138,9 +138,17 @@ def _select(bulk: Bulk, chosen: Filter, database: Database) -> Selection:
     return found
 
 
-def _work(bulk: Bulk, database: Database, selection: Selection, wanted: int, reason: str | None, tally: Tally) -> None:
+def _work(
+    bulk: Bulk,
+    database: Database,
+    selection: Selection,
+    wanted: int,
+    limit: int | None,
+    reason: str | None,
+    tally: Tally,
+) -> None:
     who = actor()
-    said = json.dumps(selection.said, default=str)
+    said = json.dumps(selection.said | ({} if limit is None else {"limit": limit}), default=str)
     for ids in _batches(database, selection, wanted):
         for again in reversed(range(TRIES)):
             try:
@@ -186,7 +194,7 @@ def _batches(database: Database, selection: Selection, wanted: int) -> Iterator[
 def _preview(bulk: Bulk, counts: Mapping[str, int], matched: int, wanted: int) -> str:
     if not matched:
         return f"no jobs match, so none would be {bulk.done}"
-    many = "1 job" if matched == 1 else f"{matched:,} jobs"
+    many = counted(matched, "job")
     if wanted < matched:
         return f"would {bulk.action} {wanted:,} of {many}, the oldest first: {_counted(counts)}"
     return f"would {bulk.action} {many}: {_counted(counts)}"

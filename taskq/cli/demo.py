@@ -91,6 +91,7 @@ def database(dsn: str | None, work: Path) -> Iterator[str]:
 
 def _play(dsn: str, schema: str, files: list[str], work: Path, *, own: bool) -> Report:
     from taskq import migrate
+    from taskq.cli.output import counted
     from taskq.demo.loop import PlainLoop
     from taskq.demo.report import Report, totals_of
     from taskq.demo.stage import CONCURRENCY, Stage
@@ -108,9 +109,10 @@ def _play(dsn: str, schema: str, files: list[str], work: Path, *, own: bool) -> 
         stage.run_until(len(files) // 2, lambda left: tell(left, "two workers"))
         survivor, victim = stage.workers
         held = stage.kill(victim)
+        doing = f"one worker; the other was killed, with {counted(held, 'job')} running"
         # From here on a core is free for the plain loop.
         with PlainLoop.start(files, work) as loop:
-            stage.run_until(0, lambda left: tell(left, f"one worker; the other was killed, with {held} jobs running"))
+            stage.run_until(0, lambda left: tell(left, doing))
             seconds = time.monotonic() - began
             code = stage.stop(survivor)
             plain, plain_seconds = loop.result()

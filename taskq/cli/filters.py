@@ -44,7 +44,13 @@ UntilOption = Annotated[str | None, typer.Option("--until", help="The same, but 
 OlderOption = Annotated[
     str | None, typer.Option("--older-than", help="Made longer ago than this, such as 1d.", metavar="T")
 ]
-ErrorOption = Annotated[list[str] | None, _many("error", "The type of its error, such as ValueError; may be repeated.")]
+ErrorOption = Annotated[
+    list[str] | None,
+    _many(
+        "error",
+        "The type of its error, such as ValueError; of a job that waits again, of its last failure. May be repeated.",
+    ),
+]
 HeldOption = Annotated[list[str] | None, _many("held", f"Why it is held: {', '.join(HELD_REASONS)}.")]
 CancelOption = Annotated[
     bool | None,

@@ -160,6 +160,11 @@ def note(line: str) -> None:
     print(boot.line(line), end="", file=sys.stderr, flush=True)
 
 
+def counted(n: int, noun: str) -> str:
+    """A number with its noun: ``1 job``, ``1,200 jobs``."""
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
+
+
 def show(
     rows: Sequence[Mapping[str, Any]],
     columns: Sequence[str],

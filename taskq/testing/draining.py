@@ -25,7 +25,7 @@ GRACE = 1.0
 
 @dataclass(slots=True)
 class Drained:
-    """What a drain has done; numbers of attempts, but for ``waiting``.
+    """What a drain has done; numbers of attempts, but for ``waiting`` and ``held``.
 
     Attributes:
         succeeded: Jobs that succeeded.
@@ -33,6 +33,8 @@ class Drained:
         cancelled: Jobs that were cancelled while they ran.
         retried: Attempts after which the job waited again: failures, retry-afters and snoozes.
         waiting: Jobs that are left: they wait for a later time, or in a paused queue.
+        held: Jobs that are left in the line of an ordering key, behind one that has failed and halts it, whose outcome
+            is unknown, or that waits itself.
     """
 
     succeeded: int = 0
@@ -40,13 +42,15 @@ class Drained:
     cancelled: int = 0
     retried: int = 0
     waiting: int = 0
+    held: int = 0
 
 
 async def drain(app: TaskQ, *, timeout: Duration = "30s", later: bool = False, concurrency: int = 10) -> Drained:
     """Run what is due with a real worker in this process, and all that becomes due by it, until nothing is.
 
     What waits for a later time (a delay, a retry) is left, unless ``later`` says otherwise. A job that runs in another
-    worker is waited for. Jobs in paused queues are left.
+    worker is waited for. Jobs in paused queues are left. The line of an ordering key is run to its end, in order; where
+    something holds it up, ``held`` says how many jobs are left in it.
 
     Args:
         app: The application; its database is used.
@@ -67,7 +71,9 @@ async def drain(app: TaskQ, *, timeout: Duration = "30s", later: bool = False, c
     while (queues := await _queues_to_serve(app, later)) is not None:
         async with _worker(app, queues, concurrency, done) as running:
             await _until_done(app, queues, running, end, timeout, later)
-    done.waiting = sum(row["n"] for row in await _left(app))
+    left = await _left(app)
+    done.waiting = sum(row["n"] for row in left if not row["held_up"])
+    done.held = sum(row["n"] for row in left if row["held_up"])
     return done
 
 
@@ -155,7 +161,11 @@ def _named(rows: Sequence[Any]) -> str:
 
 
 async def _left(app: TaskQ) -> list[Any]:
-    return await _fetch(app, "left")
+    left = await _fetch(app, "left")
+    if any(row["due"] and row["status"] == "held" for row in left):
+        await _fetch(app, "sweep_orderings")
+        left = await _fetch(app, "left")
+    return left
 
 
 async def _make_next_due(app: TaskQ) -> bool:

@@ -189,7 +189,9 @@ class Maintenance:
                     log.info("reconcile.enqueued", **of_job, reconcile_job=row["reconcile_job"])
 
     async def _sweep_orderings(self) -> None:
-        await self._conn.fetch(self._sql["sweep_orderings"])
+        until = boot_clock() + ORDERINGS_EVERY
+        while (await self._conn.fetch(self._sql["sweep_orderings"]))[0]["n"] and boot_clock() < until:
+            pass
 
     async def _prune(self) -> None:
         while (await self._conn.fetch(self._sql["prune"]))[0]["n"]:

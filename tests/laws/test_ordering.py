@@ -543,6 +543,105 @@ def test_a_paused_queue_holds_up_the_keys_whose_turn_is_there(conn: Conn) -> Non
     assert states(conn, [second]) == ["ordering"]
 
 
+# The clock ------------------------------------------------------------------------------------------------------------
+
+
+def step_back(conn: Conn) -> None:
+    """Ids are made by a clock of years ago."""
+    conn.execute(
+        "create or replace function taskq.new_id() returns uuid language sql as"
+        " $$ select overlay(gen_random_uuid()::text placing '01800000-0000-7' from 1 for 15)::uuid $$"
+    )
+
+
+def test_a_halted_key_stays_halted_where_the_clock_has_stepped_back(conn: Conn) -> None:
+    worker = register(conn)
+    first, second = ordered(conn, 2, halt=True)
+    claimed(conn, worker)
+    end(conn, worker, End(first, outcome="failed"))
+    cancel(conn, second)
+    step_back(conn)
+    late = ordered(conn, 2, halt=True)
+    assert [first, *late] == sorted([first, *late])
+    assert states(conn, late) == ["ordering", "ordering"]
+    assert claimed(conn, worker) == []
+    assert resume(conn) == "resumed"
+    assert states(conn, late) == ["pending", "ordering"]
+
+
+def test_what_was_due_when_it_was_enqueued_keeps_its_place_where_the_clock_steps_back(conn: Conn) -> None:
+    control_clock(conn)
+    worker = register(conn, lease=100_000)
+    [first, second] = ordered(conn, 2)
+    claimed(conn, worker)
+    shift_clock(conn, "-1 hour")
+    end(conn, worker, End(first))
+    assert states(conn, [second]) == ["pending"]
+
+
+# Sweeping -------------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_that_come_due_together_have_their_turns_in_the_order_of_their_places(conn: Conn) -> None:
+    control_clock(conn)
+    worker = register(conn, lease=100_000)
+    jobs = [ordered(conn, 1, run_in=delay)[0] for delay in (90, 60, 30)]
+    [behind] = ordered(conn, 1)
+    assert claimed(conn, worker) == [behind]
+    shift_clock(conn, "2 min")
+    assert sweep(conn) == 0
+    end(conn, worker, End(behind))
+    for job in jobs:
+        assert claimed(conn, worker) == [job]
+        end(conn, worker, End(job))
+
+
+def test_an_end_leaves_it_to_the_sweep_to_put_many_into_line(conn: Conn) -> None:
+    control_clock(conn)
+    worker = register(conn, lease=100_000)
+    jobs = [row["job_id"] for row in enqueue_many(conn, 150, ordering_keys=["k"] * 150, run_in=60)]
+    [running] = ordered(conn, 1)
+    assert claimed(conn, worker) == [running]
+    shift_clock(conn, "2 min")
+    conn.execute("delete from taskq.ordering_rechecks")
+    end(conn, worker, End(running))
+    assert states(conn, jobs) == ["ordering"] * 150
+    assert rechecks(conn) == ["k"]
+    assert sweep(conn) == 1
+    assert states(conn, jobs) == ["pending"] + ["ordering"] * 149
+
+
+def test_a_sweep_gives_the_turns_of_many_keys_in_one_go(conn: Conn) -> None:
+    worker = register(conn, concurrency=100)
+    keys = [f"k{n}" for n in range(20)]
+    lines = {key: ordered(conn, 2, key=key) for key in keys}
+    halted = ordered(conn, 2, key="halted", halt=True)
+    taken = ordered(conn, 2, key="taken")
+    conn.execute("select set_config('session_replication_role', 'replica', false)")
+    for key in keys:
+        conn.execute("delete from taskq.jobs where id = %s", (lines[key][0],))
+    conn.execute("delete from taskq.jobs where id = %s", (halted[0],))
+    conn.execute("insert into taskq.ordering_halts values ('halted', %s, now())", (halted[0],))
+    conn.execute(
+        "insert into taskq.ordering_rechecks select key, now() from taskq.ordering_keys, generate_series(1, 3)"
+    )
+    conn.execute("select set_config('session_replication_role', 'origin', false)")
+    assert sweep(conn) == 20
+    assert rechecks(conn) == []
+    assert states(conn, [lines[key][1] for key in keys]) == ["pending"] * 20
+    assert states(conn, [halted[1], *taken]) == ["ordering", "pending", "ordering"]
+    assert len(claimed(conn, worker, limit=100)) == 21
+    assert sweep(conn) == 0
+
+
+def test_a_sweep_takes_no_more_than_it_was_told_to(conn: Conn) -> None:
+    for n in range(5):
+        ordered(conn, 1, key=f"k{n}")
+    conn.execute("insert into taskq.ordering_rechecks select key, now() from taskq.ordering_keys")
+    assert rows(conn, "select taskq.sweep_orderings(2)") == [{"sweep_orderings": 0}]
+    assert len(rechecks(conn)) == 3
+
+
 # Keeping house --------------------------------------------------------------------------------------------------------
 
 

@@ -100,6 +100,7 @@ CALLS = {
     "effect_job": "select * from taskq.effect_job(null::taskq.history, '{}', 'k')",
     "reopening": "select taskq.reopening(null::taskq.history)",
     "give_turn": "select taskq.give_turn('k')",
+    "come_due": "select taskq.come_due('{k}', 1)",
     "take_ordering_keys": "select taskq.take_ordering_keys('{k}')",
     "prune_orderings": "select taskq.prune_orderings()",
     "note": "select taskq.note('a', 's', 'me', null, null)",
@@ -128,6 +129,7 @@ MAY = {
         "steer_many",
         "resume_ordering",
         "give_turn",
+        "come_due",
         "take_ordering_keys",
         "prune_orderings",
         "note",
@@ -190,6 +192,7 @@ def test_the_calls_above_are_all_that_write(conn: Conn) -> None:
         "recovery_bound",
         "backoff",
         "may_follow",
+        "next_in_line",
     }
     triggers = {
         row["proname"]

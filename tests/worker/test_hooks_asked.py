@@ -84,12 +84,17 @@ async def worker_of_the_past(aconn: asyncpg.Connection, task: str) -> UUID:
     return worker
 
 
-async def make_unknown(app: TaskQ, aconn: asyncpg.Connection, n: int = 7, *, cancelled: bool = False) -> UUID:
-    """A job that another worker has claimed, and of which nothing more was heard."""
+async def make_unknown(
+    app: TaskQ, aconn: asyncpg.Connection, n: int = 7, *, cancelled: bool = False, lane: int = 5
+) -> UUID:
+    """A job that another worker has claimed, of the priority ``lane``, and of which nothing more was heard."""
     job = (await app.tasks["pay"].enqueue(n)).id
     worker = await worker_of_the_past(aconn, "pay")
     claimed = await aconn.fetch(
-        "select job_id from taskq.claim($1, 9, '{pay}', '{default}', '{5}', '{-infinity}', $2)", worker, [NEVER]
+        "select job_id from taskq.claim($1, 9, '{pay}', '{default}', array[$3::smallint], '{-infinity}', $2)",
+        worker,
+        [NEVER],
+        lane,
     )
     assert [row["job_id"] for row in claimed] == [job]
     await aconn.fetch("select * from taskq.start_effects($1, $2, '{1}')", worker, [job])
@@ -397,7 +402,7 @@ async def test_a_worker_that_dies_while_it_asks_is_followed_by_one_that_asks_aga
     ask = (await asking(aconn, job))["id"]
     dead = await worker_of_the_past(aconn, "pay:reconcile")
     claimed = await aconn.fetch(
-        "select job_id from taskq.claim($1, 9, '{pay:reconcile}', '{default}', '{5}', '{-infinity}', $2)",
+        "select job_id from taskq.claim($1, 9, '{pay:reconcile}', '{default}', '{9}', '{-infinity}', $2)",
         dead,
         [NEVER],
     )
@@ -426,6 +431,31 @@ async def test_an_older_worker_that_starts_later_leaves_the_hook_to_be_asked(
             job = await app.tasks["pay"].enqueue(7)
             assert await job.result(timeout=BOUND) == 7
     assert await aconn.fetchval("select reason from taskq.unknowns where job_id = $1", job.id) == "told"
+
+
+async def test_a_hook_is_asked_ahead_of_the_backlog_of_its_queue(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates
+) -> None:
+    ran: list[str] = []
+
+    async def look(ctx: ReconcileContext, n: int, text: str) -> Happened[int]:
+        ran.append("hook")
+        return Happened(1)
+
+    @app.task
+    async def ordinary(n: int) -> None:
+        ran.append(f"{n}")
+        await gates.wait(f"{n}")
+
+    declare(app, look, priority=0)
+    await app.enqueue_many([ordinary.job(n) for n in range(50)])
+    async with run_worker(concurrency=1):
+        await gates.until_reached("0")
+        job = await make_unknown(app, aconn, lane=0)
+        for n in range(50):
+            gates.open(f"{n}")
+        await until_status(aconn, job, "succeeded")
+    assert ran[:2] == ["0", "hook"]
 
 
 async def test_drain_asks_hooks_like_any_other_job(

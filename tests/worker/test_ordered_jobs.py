@@ -108,6 +108,32 @@ async def test_a_turn_that_an_open_enqueue_delays_is_given_when_it_has_ended(
         assert await second.result(timeout=15) == 2
 
 
+async def test_the_leader_gives_all_turns_that_are_due_not_one_batch_a_second(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    @app.task
+    async def step() -> None: ...
+
+    await step.using(ordering_key="known").enqueue()
+    async with run_worker(queues=("served",), lease=60) as worker:
+        async with aconn.transaction():
+            await aconn.execute("set local session_replication_role = replica")
+            await aconn.execute(
+                "insert into taskq.jobs (run_at, created_at, max_attempts, queue, task, policy_id, payload, status,"
+                " held_reason, ordering_key, ordering_halt)"
+                " select now(), now(), 1, 'elsewhere', 'step', policy_id, '{}', 'held', 'ordering', 'k' || n, false"
+                " from taskq.jobs, generate_series(1, 1200) n where ordering_key = 'known'"
+            )
+            await aconn.execute(
+                "insert into taskq.ordering_keys select ordering_key, now() from taskq.jobs on conflict do nothing"
+            )
+            await aconn.execute("insert into taskq.ordering_rechecks select ordering_key, now() from taskq.jobs")
+        await worker.parts.maintenance._sweep_orderings()
+        held = "select count(*) from taskq.jobs where status = 'held'"
+        assert await aconn.fetchval(held) == 0
+        assert await aconn.fetchval("select count(*) from taskq.ordering_rechecks") == 0
+
+
 async def test_a_halted_key_goes_on_when_its_job_is_reopened_and_succeeds(
     app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from taskq.cli.checks import Check, Finding, Patient, fail, ok, span, warn
+from taskq.cli.output import counted
 from taskq.version import __version__
 
 __all__ = ["CHECKS"]
@@ -57,7 +58,7 @@ def claims(patient: Patient) -> Finding:
     if not row["n"]:
         return ok("no job is claimed by a lost worker")
     return warn(
-        f"{row['n']:,} jobs run on workers that are lost or gone, the oldest for {span(row['oldest'])}",
+        f"{counted(row['n'], 'job')} claimed by workers that are lost or gone, the oldest for {span(row['oldest'])}",
         means="they do not run any more; the leader settles them within seconds, by their effect class",
         cure="look again in a minute; if they stay, start a worker, and look for duty.failed in the workers' logs",
     )
@@ -86,7 +87,7 @@ def versions(patient: Patient) -> Finding:
     rows = [row for row in patient.database.rows("workers") if row["expired_for"] < 0]
     others = sorted({row["version"] for row in rows if row["version"] != __version__})
     if not others:
-        return ok(f"{len(rows)} workers run {__version__}, as this command does")
+        return ok(f"{counted(len(rows), 'worker')} of release {__version__}, which this command is of")
     n = sum(row["version"] != __version__ for row in rows)
     return warn(
         f"{n} of {len(rows)} workers run {', '.join(others)}; this command is {__version__}",
@@ -103,8 +104,9 @@ def queues(patient: Patient) -> Finding:
     if unserved:
         first = unserved[0]
         return (fail if first["waiting_for"] >= UNSERVED else warn)(
-            f"{first['queue']} has {first['due']:,} due jobs and no worker, the oldest for {span(first['waiting_for'])}"
-            + (f"; so have {len(unserved) - 1} more queues" if len(unserved) > 1 else ""),
+            f"{first['queue']} has {counted(first['due'], 'due job')} and no worker, the oldest for "
+            f"{span(first['waiting_for'])}"
+            + (f"; so have {counted(len(unserved) - 1, 'more queue')}" if len(unserved) > 1 else ""),
             means="nothing of it runs until a worker serves the queue",
             cure=f"taskq worker APP --queue {first['queue']}",
         )
@@ -112,8 +114,8 @@ def queues(patient: Patient) -> Finding:
     if behind:
         first = behind[0]
         return warn(
-            f"{first['queue']} has {first['due']:,} due jobs, the oldest for {span(first['waiting_for'])}, and "
-            f"{first['workers']} workers, which run {first['running']:,}",
+            f"{first['queue']} has {counted(first['due'], 'due job')}, the oldest for {span(first['waiting_for'])}, "
+            f"and {counted(first['workers'], 'worker')}, with {counted(first['running'], 'job')} running",
             means="work comes in faster than it is done, bodies are stuck, or workers do not know the task (see "
             "'stranded')",
             cure="start more workers or raise --concurrency; taskq jobs list --status running --order oldest shows "
@@ -176,7 +178,8 @@ def unknown(patient: Patient) -> Finding:
         return ok(f"no outcome waits for a decision{asked}")
     failed = f"; of {row['exhausted']:,} the reconcile hook has failed for good" if row["exhausted"] else ""
     return warn(
-        f"{row['standing']:,} jobs, the oldest unknown for {span(row['oldest'])}: {', '.join(row['ids'])}{failed}",
+        f"{counted(row['standing'], 'job')}, the oldest unknown for {span(row['oldest'])}: "
+        f"{', '.join(row['ids'])}{failed}",
         means="their effect may have happened and nobody told; nothing runs them again by itself",
         cure=f"taskq jobs show {row['ids'][0]}; then: taskq jobs resolve {row['ids'][0]} --happened (or "
         "--did-not-happen) --reason WHAT_YOU_CHECKED; taskq jobs unknown lists them all",

@@ -6,6 +6,7 @@ import psycopg
 
 from taskq import migrate
 from taskq.cli.checks import Check, Finding, Patient, fail, ok, warn
+from taskq.cli.output import counted
 from taskq.errors import MigrationError, SchemaBehind, SchemaNewer
 
 __all__ = ["CHECKS", "migrations"]
@@ -121,7 +122,7 @@ def partitions(patient: Patient) -> Finding:
         )
     if expired:
         return warn(
-            f"{expired} partitions are past the retention and still there",
+            f"{counted(expired, 'partition')} past the retention and still there",
             means="they take up space; no leader is at work, or a reader of history is always in the way of the drop",
             cure="look for the checks 'leader' and 'transactions'; then wait half an hour, or: "
             f"select {patient.schema}.drop_expired_partition()",

@@ -23,19 +23,27 @@ select j.queue from {{schema}}.jobs j
 
 -- name: unfinished
 -- A part of the queries below: jobs at work that a filter names. $1 statuses, $2 queues, $3 tasks, $4 tags (all of them),
--- $5 workers, $6 since and $7 until (here the making), $8 types of errors, $9 reasons why they are held, $10 whether
--- cancelling was requested, $11 whether the deadline has passed, $12 made before, $13 and $14 the first and last id, $15 as
--- of when. A null is no condition; conditions on parameters alone are decided once, when the statement is planned.
+-- $5 workers, $6 since and $7 until (here the making), $8 types of errors (the last failure of those that wait again),
+-- $9 reasons why they are held, $10 whether cancelling was requested, $11 whether the deadline has passed, $12 made before,
+-- $13 and $14 the first and last id, $15 as of when. A null is no condition; conditions on parameters alone are decided
+-- once, when the statement is planned.
 select j.id, j.status, j.queue, j.task, j.attempt, j.max_attempts, j.claim_epoch, j.run_at, j.created_at,
        null::timestamptz as finished_at, j.held_reason, j.ordering_key, j.deadline, j.cancel_requested_at, j.claimed_by as worker_id, j.tags,
-       null::text as error
+       (select nullif(concat_ws(': ', l.error ->> 'type', left(l.error ->> 'message', 200)), '')
+          from {{schema}}.ledger l
+         where l.job_id = j.id and l.ended_at >= {{schema}}.id_time(j.id) - interval '1 day' and l.error is not null
+           and j.claim_epoch > 0 and j.status in ('pending', 'held') order by l.claim_epoch desc limit 1) as error
   from {{schema}}.jobs j
  where ($1::text[] is null or j.status = any ($1::text[])) and ($2::text[] is null or j.queue = any ($2::text[]))
    and ($3::text[] is null or j.task = any ($3::text[])) and ($4::text[] is null or j.tags @> $4::text[])
    and ($5::text[] is null or j.claimed_by = any ($5::text[]::uuid[]))
    and ($6::timestamptz is null or j.created_at >= $6::timestamptz)
    and ($7::timestamptz is null or j.created_at < $7::timestamptz)
-   and $8::text[] is null and ($9::text[] is null or j.held_reason = any ($9::text[]))
+   and ($8::text[] is null or (
+        select l.error ->> 'type' from {{schema}}.ledger l
+         where l.job_id = j.id and l.ended_at >= {{schema}}.id_time(j.id) - interval '1 day' and l.error is not null
+           and j.claim_epoch > 0 and j.status in ('pending', 'held') order by l.claim_epoch desc limit 1) = any ($8::text[]))
+   and ($9::text[] is null or j.held_reason = any ($9::text[]))
    and ($10::boolean is null or (j.cancel_requested_at is not null) = $10::boolean)
    and ($11::boolean is null or coalesce(j.deadline <= {{schema}}.now(), false) = $11::boolean)
    and ($12::timestamptz is null or j.created_at <= $12::timestamptz)

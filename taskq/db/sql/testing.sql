@@ -9,17 +9,27 @@ create database "@database" template template0;
 drop database if exists "@database" with (force);
 
 -- name: left
--- What is left to be done, by queue and task: due (or running) or to wait, with the ids of up to three.
-select j.queue, j.task, j.status, j.status = 'running' or (j.run_at <= {{schema}}.now() and q.paused_at is null) as due,
+-- What is left to be done, by queue and task: due (or running), to wait, or held up in the line of an ordering key, with
+-- the ids of up to three. Held ones are due as long as the sweep has their keys to look at.
+select j.queue, j.task, j.status,
+       case j.status when 'running' then true
+         when 'pending' then j.run_at <= {{schema}}.now() and q.paused_at is null
+         else (j.ordering_later is null or j.run_at <= {{schema}}.now()) and exists (
+           select from {{schema}}.ordering_rechecks r where r.key = j.ordering_key and r.due_at <= {{schema}}.now() + interval '1 s') end as due,
+       j.status = 'held' and j.ordering_later is null as held_up,
        count(*)::int as n, (array_agg(j.id order by j.run_at, j.id))[1:3] as ids
   from {{schema}}.jobs j left join {{schema}}.queues q on q.name = j.queue
- where j.status in ('pending', 'running')
- group by 1, 2, 3, 4 order by 1, 2, 3, 4;
+ where j.status in ('pending', 'running', 'held')
+ group by 1, 2, 3, 4, 5 order by 1, 2, 3, 4, 5;
+
+-- name: sweep_orderings
+-- Turns of ordering keys that could not be given at once are given now; the worker does it about once a second.
+select {{schema}}.sweep_orderings() as n;
 
 -- name: make_next_due
 -- Of the jobs that wait for a later time, those of the earliest are made due, as an operator does it.
 select {{schema}}.retry(j.id, 'made due by taskq.testing.drain') as answer
   from {{schema}}.jobs j
- where j.status = 'pending' and j.run_at = (
+ where (j.status = 'pending' or j.status = 'held' and j.ordering_later) and j.run_at = (
    select min(k.run_at) from {{schema}}.jobs k left join {{schema}}.queues q on q.name = k.queue
-    where k.status = 'pending' and k.run_at > {{schema}}.now() and q.paused_at is null);
+    where (k.status = 'pending' or k.status = 'held' and k.ordering_later) and k.run_at > {{schema}}.now() and q.paused_at is null);

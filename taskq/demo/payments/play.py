@@ -61,7 +61,7 @@ def play(
         )
         with stage.open():
             pause = max(0.8, SHORTEST * WORKERS * CONCURRENCY / payments)
-            # Behind hooks and refunds, which have the priority of their tasks.
+            # Behind refunds, which have the priority of their task; hooks go ahead of all.
             later = charge.using(priority=4)
             jobs = app.enqueue_many_sync(
                 [

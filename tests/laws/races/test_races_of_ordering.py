@@ -113,6 +113,11 @@ def test_a_caller_above_read_committed_is_served_or_refused_as_a_whole(dsn: str,
         [second] = a.do(lambda c: ordered(c, 1))
         a.commit()
         assert rechecks(conn) == ["k"]
+        # Nor may a sweep look from such a height.
+        b.do(lambda c: c.execute(f"begin isolation level {level}"))
+        assert b.do(sweep) == 0
+        b.commit()
+        assert rechecks(conn) == ["k"]
         assert sweep(conn) == 1
         assert states(conn, [second]) == ["pending"]
         # One that came before it in the meantime is not overtaken: the caller is told to begin anew.
@@ -221,6 +226,65 @@ def test_a_turn_that_was_given_and_taken_back_is_given_again(dsn: str, conn: Con
     assert states(conn, [first, second]) == ["running", "ordering"]
     assert end(conn, worker, End(first)) == 1
     assert claimed(conn, worker) == [second]
+
+
+def test_a_sweep_gives_the_turns_of_free_keys_beside_one_that_is_taken(dsn: str, conn: Conn) -> None:
+    """Nor does one job that somebody has locked hold up the turns of others."""
+    worker = register(conn)
+    lines = {key: ordered(conn, 2, key=key) for key in ("free", "locked", "taken")}
+    running = claimed(conn, worker)
+    with sessions(dsn, 3) as [client, holder, sweeping]:
+        client.begin()
+        for key in lines:
+            client.do(lambda c, key=key: ordered(c, 1, key=key))  # type: ignore[misc]
+        end(conn, worker, *(End(job) for job in running))
+        assert rechecks(conn) == ["free", "locked", "taken"]
+        client.rollback()
+        client.begin()
+        client.do(lambda c: ordered(c, 1, key="taken"))
+        holder.begin()
+        holder.do(lambda c: rows(c, "select id from taskq.jobs where id = %s for update", lines["locked"][1]))
+        assert sweeping.do(sweep) == 1
+        assert states(conn, [job for _, job in lines.values()]) == ["pending", "ordering", "ordering"]
+        assert rechecks(conn) == ["locked", "taken"]
+        client.rollback()
+        holder.rollback()
+    sweep_until_quiet(conn)
+    assert states(conn, [job for _, job in lines.values()]) == ["pending"] * 3
+
+
+def test_two_sweeps_at_once_give_each_turn_once(dsn: str, conn: Conn) -> None:
+    worker = register(conn)
+    [first, second, third] = ordered(conn, 3)
+    claimed(conn, worker)
+    with sessions(dsn, 3) as [client, a, b]:
+        client.begin()
+        client.do(lambda c: ordered(c, 1))
+        end(conn, worker, End(first))
+        client.commit()
+        a.begin()
+        assert a.do(sweep) == 1
+        assert b.do(sweep) == 0
+        a.commit()
+        assert b.do(sweep) == 0
+    assert states(conn, [second, third]) == ["pending", "ordering"]
+
+
+def test_one_that_comes_due_is_locked_by_somebody_and_is_not_passed(dsn: str, conn: Conn) -> None:
+    worker = register(conn)
+    [first] = ordered(conn, 1, run_in=3600)
+    [running, last] = ordered(conn, 2)
+    assert claimed(conn, worker) == [running]
+    conn.execute("update taskq.jobs set run_at = now() - interval '1 s' where id = %s", (first,))
+    with sessions(dsn) as [holder, ending]:
+        holder.begin()
+        holder.do(lambda c: rows(c, "select id from taskq.jobs where id = %s for update", first))
+        assert ending.do(lambda c: end(c, worker, End(running))) == 1
+        assert ending.do(sweep) == 0
+        assert states(conn, [first, last]) == ["ordering", "ordering"]
+        holder.rollback()
+    sweep_until_quiet(conn)
+    assert states(conn, [first, last]) == ["pending", "ordering"]
 
 
 # Ends, cancels and operators ------------------------------------------------------------------------------------------
