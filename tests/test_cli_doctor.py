@@ -311,7 +311,7 @@ def test_partitions(cli: Cli, conn: Conn) -> None:
     conn.execute("select taskq.ensure_partitions()")
     found = diagnose(cli)
     assert ill(found) == {"partitions": "warn"}
-    assert "are past the retention" in found["partitions"]["found"]
+    assert "partitions past the retention" in found["partitions"]["found"]
     day = q.one(conn, "select max(name) from taskq.partitions where parent = 'ledger' and day = taskq.now()::date + 1")
     conn.execute(f"drop table taskq.{day}".encode())
     assert "ledger for 1 days" in diagnose(cli)["partitions"]["found"]
@@ -407,7 +407,7 @@ def test_queues_that_stand_still(cli: Cli, conn: Conn, monkeypatch: pytest.Monke
     work(conn, queues=["mail"])
     found = diagnose(cli)
     assert ill(found) == {"queues": "warn"}
-    assert "the oldest for 10 min, and 1 workers" in found["queues"]["found"]
+    assert "the oldest for 10 min, and 1 worker, with" in found["queues"]["found"]
 
 
 def test_jobs_that_no_worker_knows(cli: Cli, conn: Conn) -> None:
