@@ -126,7 +126,7 @@ async def test_a_frozen_worker_that_wakes_up_past_its_lease_lets_its_started_eff
     app: TaskQ, start_worker: StartWorker, journal: Journal, dsn: str, survived: Survived
 ) -> None:
     """Whatever runs beside them: a body that is stopped, a hook that cannot be, and one that waits for its start."""
-    lease = 4
+    lease = 6
     with proxy(dsn) as way:
         frozen = start_worker("frozen", lease=lease, to=way.dsn)
         paid = await app.get_task("pays_at_a_gate").enqueue()

@@ -188,8 +188,9 @@ async def test_a_thread_whose_timeout_comes_while_its_block_ends_has_succeeded_a
 ) -> None:
     inside, goes_on = threading.Event(), threading.Event()
 
-    @app.task(effect_class="side_effecting", timeout=1.0)
+    @app.task(effect_class="side_effecting", timeout=0.5)
     def works(ctx: JobContext) -> None:
+        way.stall("taskq exchange")
         with ctx.transaction_sync() as tx:
             tx.conn.execute("insert into public.made values (%s, %s)", (ctx.job_id, ctx.claim_epoch))
             inside.set()
@@ -198,9 +199,7 @@ async def test_a_thread_whose_timeout_comes_while_its_block_ends_has_succeeded_a
     with proxy(dsn) as way:
         async with run_worker(to=way.dsn) as worker:
             job = await works.enqueue()
-            await aeventually(inside.is_set)
-            way.stall("taskq exchange")
-            await aeventually(lambda: worker.parts.outbox.pending == 1)
+            await aeventually(lambda: inside.is_set() and worker.parts.outbox.pending == 1)
             # That it has timed out is on its way, and comes behind the end of the block.
             goes_on.set()
             await until_status(made, job.id, "succeeded")
@@ -209,5 +208,5 @@ async def test_a_thread_whose_timeout_comes_while_its_block_ends_has_succeeded_a
             assert (worker.counts.fenced_out, worker.counts.unknown) == (0, 0)
     assert events.of("job.fenced_out") == []
     [said] = events.of("job.after_commit")
-    assert said["body"] == "AttemptTimeout: the body still ran at its timeout of 1 s"
+    assert said["body"] == "AttemptTimeout: the body still ran at its timeout of 0.5 s"
     assert await outcomes(made, job.id) == ["succeeded"]

@@ -47,7 +47,7 @@ keeper = LeaseKeeper(dsn=sys.argv[1], query="", lease=20.0, progress=Progress(),
                      on_expiring=lambda: told.append(boot_clock()))
 keeper.hold(UUID(int=1), boot_clock() - 60)
 keeper.start()
-keeper.join(3)
+keeper.join(1.5)
 print("went on" if told else "was not told")
 """
 NOBODY_ANSWERS = "postgresql://taskq@127.0.0.1:1/nothing"
