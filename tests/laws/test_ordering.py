@@ -579,6 +579,15 @@ def test_what_was_due_when_it_was_enqueued_keeps_its_place_where_the_clock_steps
     assert states(conn, [second]) == ["pending"]
 
 
+def test_what_is_due_when_it_is_enqueued_has_its_place_while_the_clock_steps_back(conn: Conn) -> None:
+    conn.execute("create sequence public.steps")
+    conn.execute(
+        "create or replace function taskq.now() returns timestamptz language sql volatile"
+        " as $$ select clock_timestamp() - nextval('public.steps') * interval '1 s' $$"
+    )
+    assert states(conn, ordered(conn, 2)) == ["pending", "ordering"]
+
+
 # Sweeping -------------------------------------------------------------------------------------------------------------
 
 

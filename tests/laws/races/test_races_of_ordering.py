@@ -13,6 +13,7 @@ from sql import (
     End,
     cancel,
     claim,
+    claim_one,
     end,
     enqueue_many,
     exchange,
@@ -256,7 +257,7 @@ def test_a_sweep_gives_the_turns_of_free_keys_beside_one_that_is_taken(dsn: str,
 def test_two_sweeps_at_once_give_each_turn_once(dsn: str, conn: Conn) -> None:
     worker = register(conn)
     [first, second, third] = ordered(conn, 3)
-    claimed(conn, worker)
+    row = claim_one(conn, worker)
     with sessions(dsn, 3) as [client, a, b]:
         client.begin()
         client.do(lambda c: ordered(c, 1))
@@ -268,6 +269,8 @@ def test_two_sweeps_at_once_give_each_turn_once(dsn: str, conn: Conn) -> None:
         a.commit()
         assert b.do(sweep) == 0
     assert states(conn, [second, third]) == ["pending", "ordering"]
+    # Due at that moment: below its low-water mark a worker would not look.
+    assert claimed(conn, worker, mark=(row["claimed_at"], row["job_id"])) == [second]
 
 
 def test_one_that_comes_due_is_locked_by_somebody_and_is_not_passed(dsn: str, conn: Conn) -> None:
@@ -516,6 +519,23 @@ def test_two_sweeps_at_once_give_one_turn(dsn: str, conn: Conn, finish: str) -> 
         getattr(a, finish)()
     sweep_until_quiet(conn)
     assert states(conn, [second]) == ["pending"]
+
+
+def test_a_batch_of_cancels_does_not_deadlock_with_ends_of_the_same_jobs(dsn: str, conn: Conn) -> None:
+    """Cancels go from the end of a line to its front, and ends from the front: the locks come first, in one order."""
+    worker = register(conn)
+    jobs = sorted(row["job_id"] for row in enqueue_many(conn, 2))
+    assert len(claimed(conn, worker)) == 2
+    with sessions(dsn, 3) as [holder, ending, operator]:
+        holder.begin()
+        holder.do(lambda c: rows(c, "select id from taskq.jobs where id = %s for update", jobs[0]))
+        ended = ending.start(lambda c: end(c, worker, *(End(job, outcome="retry") for job in jobs)))
+        ending.waits_for(holder)
+        answers = operator.start(lambda c: rows(c, "select answer from taskq.steer_many('cancel', %s)", jobs))
+        operator.waits_for(ending)
+        holder.rollback()
+        assert ended.result(20) == 2
+        assert [row["answer"] for row in answers.result(20)] == ["cancelled", "cancelled"]
 
 
 def test_two_batches_of_cancels_do_not_deadlock_over_the_turns_that_they_give(dsn: str, conn: Conn) -> None:
