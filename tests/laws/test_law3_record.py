@@ -246,7 +246,6 @@ def test_a_held_job_without_reason_and_an_end_without_outcome_are_refused(conn: 
         ("failed", "succeeded"),
         ("failed", "cancelled"),
         ("failed", "released"),
-        ("failed", "resolved"),
         ("cancelled", "succeeded"),
         ("cancelled", "failed"),
         ("succeeded", "failed"),
