@@ -109,7 +109,7 @@ def test_those_that_were_cancelled_are_walked_over_once(conn: Conn) -> None:
         key = f"{size}"
         line(conn, key, size + 2)
         front = "select id from taskq.jobs where ordering_key = %s order by id limit %s"
-        conn.execute(f"delete from taskq.jobs where id in ({front})", (key, size))
+        conn.execute(f"delete from taskq.jobs where id = any(array({front}))", (key, size))
         assert give(conn, key)[0] == "given"
         conn.execute("delete from taskq.jobs where ordering_key = %s and status = 'pending'", (key,))
         answer, cost = give(conn, key)
