@@ -82,7 +82,7 @@ begin
   if v_parent = 'history' then
     -- How the job of an effect has ended is all that says whether the effect is settled.
     execute format(
-      'update %1$I.effect_intents i set job_ended = h.status from %1$I.%2$I h where i.job_id = h.id', '{{schema}}', v_name);
+      'update %1$I.effect_intents i set job_ended = h.status, error = coalesce(i.error, h.error) from %1$I.%2$I h where i.job_id = h.id', '{{schema}}', v_name);
   end if;
   execute format('drop table %I.%I', '{{schema}}', v_name);
   return v_name;

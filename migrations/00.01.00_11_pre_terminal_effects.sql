@@ -44,7 +44,7 @@ comment on column {{schema}}.effect_intents.fingerprint is 'SHA-256 of the task 
 comment on column {{schema}}.effect_intents.depth is 'Place in a chain of effects of effects, from 1.';
 comment on column {{schema}}.effect_intents.undoes is 'Whether it takes back what its owner did, as declared: once it has succeeded, a reopened owner has a new idempotency key.';
 comment on column {{schema}}.effect_intents.fault is 'Why there is no job: broken (it could not be made) or refused (the chain is too long); null where there is one.';
-comment on column {{schema}}.effect_intents.error is 'What was wrong, where there is a fault: a JSON object with type and message.';
+comment on column {{schema}}.effect_intents.error is 'What was wrong, where there is a fault, or its job had failed and is not in history any more: a JSON object with type and message.';
 comment on column {{schema}}.effect_intents.job_ended is 'How its job had ended, once retention has dropped that job from history; null before.';
 comment on column {{schema}}.effect_intents.created_at is 'When the owner ended.';
 comment on column {{schema}}.effect_intents.settled_at is 'When an operator settled it; null otherwise. An effect whose job has succeeded needs no such mark.';

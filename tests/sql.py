@@ -263,6 +263,21 @@ def resolve(conn: Conn, job: UUID, happened: bool, result: object = None, reason
     return answer
 
 
+def drop_expired(conn: Conn) -> str | None:
+    """Have retention drop one partition; gives its name, None where there is none left. Waits for the autovacuum."""
+
+    def drop() -> tuple[str | None] | None:
+        try:
+            with conn.transaction():
+                return (one(conn, "select taskq.drop_expired_partition()"),)
+        except psycopg.errors.LockNotAvailable:
+            return None
+
+    dropped = eventually(drop, BOUND)
+    assert dropped is not None
+    return dropped[0]
+
+
 def make_due(conn: Conn, job: UUID) -> None:
     conn.execute("update taskq.jobs set run_at = taskq.now() - interval '1 s' where id = %s", (job,))
 

@@ -123,6 +123,26 @@ def test_doctor_fails_for_effects_that_stand_still(cli: Cli, conn: psycopg.Conne
     assert found()["verdict"] == "ok"
 
 
+def test_an_effect_that_failed_stays_in_sight_when_retention_has_dropped_its_job(
+    cli: Cli, conn: psycopg.Connection
+) -> None:
+    _, [_, bad, torn] = three(conn)
+    q.control_clock(conn)
+    q.shift_clock(conn, "32 days")
+    conn.execute("select taskq.ensure_partitions()")
+    while q.drop_expired(conn):
+        pass
+    assert q.one(conn, "select taskq.prune()") == 1
+    assert keys(cli, "--unsettled") == keys(cli) == [torn, bad]
+    assert "X: no money" in cli.ok("effects", "list").out
+    checks = {row["check"]: row["found"] for row in cli("doctor", "--json").json["checks"]}
+    assert checks["effects"] == f"1 broken, 1 failed, such as {torn}"
+    again = cli("effects", "retry", bad)
+    assert (again.code, "is failed, and not in history any more" in again.err) == (1, True)
+    cli.ok("effects", "settle", bad, "--reason", "paid by hand")
+    assert keys(cli, "--unsettled") == [torn]
+
+
 @pytest.mark.parametrize(("role", "code"), [("operator", 0), ("reader", 1), ("producer", 1)])
 def test_settling_needs_an_operator(cli: Cli, dsn: str, conn: psycopg.Connection, role: str, code: int) -> None:
     _, [_, bad, _] = three(conn)

@@ -13,6 +13,7 @@ from sql import (
     cancel,
     claim_one,
     control_clock,
+    drop_expired,
     dump,
     end,
     enqueue,
@@ -106,7 +107,7 @@ def test_what_operators_call_puts_back_the_partition_of_today(conn: Conn, parent
 def expire(conn: Conn) -> list[str]:
     """Drop all that retention drops; give the names."""
     dropped: list[str] = []
-    while name := one(conn, "select taskq.drop_expired_partition()"):
+    while name := drop_expired(conn):
         dropped.append(name)
         assert violations(conn) == []
     return dropped

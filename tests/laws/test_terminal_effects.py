@@ -15,6 +15,7 @@ from sql import (
     cancel,
     claim,
     claim_one,
+    drop_expired,
     end,
     enqueue,
     enqueue_many,
@@ -617,7 +618,7 @@ def pass_days(conn: Conn, days: int) -> None:
 
 def expire(conn: Conn) -> None:
     """Have retention drop what it may."""
-    while one(conn, "select taskq.drop_expired_partition()"):
+    while drop_expired(conn):
         assert violations(conn) == []
 
 
@@ -654,6 +655,7 @@ def test_intents_are_forgotten_with_both_of_their_jobs_once_they_are_settled(con
         "broken": ("broken", False, None),
         "by_hand": ("broken", True, "operator"),
     }
+    assert {e["name"]: e["error"] for e in effects(conn, job)}["fails"] == {"type": "X", "message": "y"}
     assert one(conn, "select taskq.prune_effects(0)") == 0
     assert one(conn, "select taskq.prune_effects(1)") == 1
     assert one(conn, "select taskq.prune()") == 2
