@@ -315,7 +315,8 @@ begin
       'policy_id', p.id, 'required_worker_schema', v_config.required_worker_schema,
       'run_at', enqueue.run_at, 'run_in', extract(epoch from enqueue.run_in), 'deadline', enqueue.deadline,
       'deadline_in', case when enqueue.deadline is null then (p.spec->>'deadline')::double precision end,
-      'unique_scope', enqueue.unique_scope, 'tags', to_jsonb(enqueue.tags), 'meta', enqueue.meta, 'ordering', p.spec->>'ordering'))
+      'unique_scope', enqueue.unique_scope, 'tags', to_jsonb(enqueue.tags), 'ordering', p.spec->>'ordering'))
+      || case when enqueue.meta is not null then jsonb_build_object('meta', enqueue.meta) else '{}' end
     into v_spec from {{schema}}.policies p where p.id = coalesce(enqueue.policy, v_config.policy_id);
   if v_spec is null then
     raise exception using errcode = 'WF014', message = format('the policy of task %L is missing', task), hint = 'Restart a worker that knows the task.';

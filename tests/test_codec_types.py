@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import json
 import re
 import sys
 import typing
@@ -655,3 +656,12 @@ def test_sql_callers_have_the_same_limits(dsn: str, column: str, fits: Any, too_
             own.execute(ask, [too_much])
         assert caught.value.sqlstate == "WF009"
         assert own.execute("select count(*) from taskq.jobs").fetchone() == (1,)
+
+
+def test_meta_of_sql_callers_is_kept_with_its_nulls(dsn: str) -> None:
+    meta = {"a": None, "b": [None, {"c": None}]}
+    with psycopg.connect(dsn, autocommit=True) as own:
+        own.execute("insert into taskq.policies (id, format, spec, created_at) values ('p', 1, '{}', now())")
+        for given in (json.dumps(meta), "null", None):
+            own.execute("select taskq.enqueue('t', policy => 'p', meta => %s::jsonb)", [given])
+        assert own.execute("select meta from taskq.jobs order by id").fetchall() == [(meta,), (None,), (None,)]
