@@ -39,10 +39,10 @@ class Threads:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._size, thread_name_prefix="taskq-body")
         context = contextvars.copy_context()
+        args = (run.context,) if task.takes_context else ()
 
         def body() -> tuple[Any, BaseException | None]:
             threading.current_thread().name = f"taskq-body {task.name} {run.claim.job_id}"
-            args = (run.context,) if task.takes_context else ()
             value, error = None, None
             try:
                 value = context.run(task.fn, *args, **kwargs)

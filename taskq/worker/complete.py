@@ -52,17 +52,21 @@ def make_end(claim: Claim, decided: Disposition) -> End:
 
 
 def arrays(ends: Iterable[End]) -> EndArrays:
-    """The ends as the parallel arrays that ``exchange`` and ``end_attempts`` take."""
-    out: EndArrays = ([], [], [], [], [], [], [])
-    for end in ends:
-        out[0].append(end.job_id)
-        out[1].append(end.claim_epoch)
-        out[2].append(end.outcome)
-        out[3].append(end.outcome_id)
-        out[4].append(end.result)
-        out[5].append(end.error)
-        out[6].append(end.delay)
-    return out
+    """The ends as the parallel arrays that ``exchange`` and ``end_attempts`` take.
+
+    A success has neither error nor delay: where all are successes these two are empty, since each element costs.
+    """
+    ends = list(ends)
+    others = any(end.outcome != "succeeded" for end in ends)
+    return (
+        [end.job_id for end in ends],
+        [end.claim_epoch for end in ends],
+        [end.outcome for end in ends],
+        [end.outcome_id for end in ends],
+        [end.result for end in ends],
+        [end.error for end in ends] if others else [],
+        [end.delay for end in ends] if others else [],
+    )
 
 
 def cannot_be_stored(exc: BaseException) -> bool:

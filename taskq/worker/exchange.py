@@ -11,10 +11,10 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, Literal
 from uuid import UUID
 
-from taskq.policy import ExecutionPolicy
 from taskq.tasks import Task
 from taskq.telemetry import get_logger
 from taskq.worker import points
@@ -37,7 +37,9 @@ SHORTEST = 0.001
 RECHECKS = (0.05, 0.25)
 """Polls after falling asleep, before the long poll: an enqueue whose transaction spans that moment notified nobody."""
 QUICK = 0.02
-"""Bodies quicker than this, on average, are claimed ahead, one more round than there are slots."""
+"""Bodies quicker than this, on average, are claimed ahead."""
+AHEAD = 0.1
+"""Seconds of work, at the pace of the last exchanges, that are claimed ahead of the slots."""
 STALE = 0.5
 """A claim that waits this long for a slot is handed back: another worker may have one."""
 SUSPECT_PATIENCE = 5.0
@@ -45,6 +47,9 @@ SUSPECT_PATIENCE = 5.0
 SUSPECT_DRAIN = 30.0
 SUSPECT_CYCLE = 120.0
 """Workers stop claiming for a suspect this long, once in so many seconds: long bodies must not hold up all others."""
+
+_IN_LANE = attrgetter("run_at", "job_id")
+_PRIORITY = attrgetter("priority")
 
 Block = Literal["registering", "lease", "stuck", "draining"]
 """Why nothing is claimed for the time being."""
@@ -94,6 +99,7 @@ class Exchanger:
         self._poll = poll_interval
         self._ping_every = ping_every
         self._last_sent = 0.0
+        self._pace = 0.0
         self._policies = policies
         self._counts = counts
         self._on_lease_refused = on_lease_refused
@@ -208,7 +214,7 @@ class Exchanger:
         executor = self._executor
         slots = self._concurrency - executor.busy - executor.waiting
         if executor.mean_seconds < QUICK:
-            slots += self._concurrency
+            slots += min(BATCH, int(self._pace * AHEAD))
         return max(0, min(slots, BATCH))
 
     async def _wait(self, now: float) -> None:
@@ -238,7 +244,9 @@ class Exchanger:
         if worker_id is None or (not batch and not limit):
             self._resender.ends_only = False
             return
-        started = self._last_sent = self._loop.time()
+        started = self._loop.time()
+        self._pace += (len(batch) / max(started - self._last_sent, SHORTEST) - self._pace) * 0.2
+        self._last_sent = started
         rescan = limit > 0 and self._lanes.rescan_is_due(started)
         self.started += 1
         self.in_flight = self.started
@@ -255,7 +263,8 @@ class Exchanger:
                 self._resender.skip,
                 through=self._watched,
             )
-            missed = [row for row in rows if row["kind"] == "missed"]
+            kinds = {row["kind"] for row in rows}
+            missed = [row for row in rows if row["kind"] == "missed"] if "missed" in kinds else []
             claims = [Claim.from_row(worker_id, row, started) for row in rows if row["kind"] == "job"] if limit else []
         except DATABASE_ERRORS as exc:
             self.in_flight = 0
@@ -271,7 +280,7 @@ class Exchanger:
             if self._watched is not None:
                 self._watched.acted("ends")
         if limit:
-            if any(row["kind"] == "lease" for row in rows):
+            if "lease" in kinds:
                 self._next_claim = self._loop.time() + 0.2
                 self._on_lease_refused()
             else:
@@ -319,7 +328,8 @@ class Exchanger:
         self._lanes.scanned(now, now - started, rescan=rescan)
         if claims:
             self._counts.claimed += len(claims)
-            claims.sort(key=lambda c: (-c.priority, c.run_at, c.job_id))
+            claims.sort(key=_IN_LANE)
+            claims.sort(key=_PRIORITY, reverse=True)
             self._last_find = now
             self._misses = 0
             self._finds.append(now)
@@ -383,12 +393,10 @@ class Exchanger:
             for claim in claims:
                 self._hand_back(claim)
         else:
-            self._executor.put([(c, self._policy_of(c)) for c in claims])
+            policy_of = self._policies.get
+            self._executor.put([(c, policy_of(c.policy_id, c.task)) for c in claims])
         if self._watched is not None:
             self._watched.acted("claims")
-
-    def _policy_of(self, claim: Claim) -> ExecutionPolicy:
-        return self._policies.get(claim.policy_id, claim.task)
 
     async def _claim_suspect(self) -> None:
         # Suspects and other jobs take turns; whatever goes wrong here is tried again when the survey has found one.

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 from taskq import errors
-from taskq.context import BodyServices, JobContext
+from taskq.context import BodyServices
 from taskq.policy import ExecutionPolicy
 from taskq.tasks import Task
 from taskq.telemetry import get_logger
@@ -267,7 +267,7 @@ class Executor:
             return
         task = self._tasks[claim.task]
         claim.started = now
-        run = Running(claim, policy, _context(claim, self.services), now)
+        run = Running(claim, policy, self.services, now)
         run.task = me
         self.running[claim.job_id] = run
         self._empty.clear()
@@ -398,24 +398,6 @@ class Executor:
             if self._closing and not future.done():
                 raise asyncio.CancelledError
         return future.result()
-
-
-def _context(claim: Claim, services: BodyServices | None) -> JobContext:
-    """What the body of a claim is told of its attempt."""
-    return JobContext(
-        job_id=claim.job_id,
-        task=claim.task,
-        queue=claim.queue,
-        attempt=claim.attempt + 1,
-        max_attempts=claim.max_attempts,
-        claim_epoch=claim.claim_epoch,
-        generation=claim.generation,
-        worker_id=claim.worker_id,
-        deadline=claim.deadline,
-        meta=claim.meta,
-        key_generation=claim.key_generation,
-        services=services,
-    )
 
 
 def job_in(frame: types.FrameType | None) -> Claim | None:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, Literal
 
-from taskq.context import JobContext
+from taskq.context import BodyServices, JobContext
 from taskq.policy import ExecutionPolicy
 from taskq.worker.claims import Claim, Interrupt
 
@@ -25,9 +25,10 @@ class Running:
     """
 
     __slots__ = (
+        "_context",
+        "_services",
         "asked_at",
         "claim",
-        "context",
         "deaf",
         "interrupt",
         "phase",
@@ -40,10 +41,11 @@ class Running:
         "timed_out_at",
     )
 
-    def __init__(self, claim: Claim, policy: ExecutionPolicy, context: JobContext, started: float) -> None:
+    def __init__(self, claim: Claim, policy: ExecutionPolicy, services: BodyServices | None, started: float) -> None:
         self.claim = claim
         self.policy = policy
-        self.context = context
+        self._services = services
+        self._context: JobContext | None = None
         self.started = started
         self.task: asyncio.Task[None] | None = None
         self.thread = False
@@ -54,6 +56,27 @@ class Running:
         self.timed_out_at: float | None = None
         self.asked_at = 0.0
         self.deaf = False
+
+    @property
+    def context(self) -> JobContext:
+        """What the body is told of its attempt: made when first asked for, in the loop's thread, as few bodies ask."""
+        if self._context is None:
+            claim = self.claim
+            self._context = JobContext(
+                job_id=claim.job_id,
+                task=claim.task,
+                queue=claim.queue,
+                attempt=claim.attempt + 1,
+                max_attempts=claim.max_attempts,
+                claim_epoch=claim.claim_epoch,
+                generation=claim.generation,
+                worker_id=claim.worker_id,
+                deadline=claim.deadline,
+                meta=claim.meta,
+                key_generation=claim.key_generation,
+                services=self._services,
+            )
+        return self._context
 
     def tell(self) -> None:
         """Tell the body that it should come to an end, without stopping it."""

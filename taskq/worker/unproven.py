@@ -47,35 +47,38 @@ class Unproven:
 
     def proven(self, claims: list[Claim]) -> list[Claim]:
         """Those that may have a body; the others are handed back."""
-        return [claim for claim in claims if self._is_proven(claim)]
+        good: list[Claim] = []
+        for claim in claims:
+            try:
+                prove_claim(claim, self._tasks.get(claim.task))
+                if claim.job_id in self._running:
+                    # Somebody has decided what became of an attempt whose body goes on.
+                    why = f"job {claim.job_id} is not run here: the body of an earlier attempt of it still runs"
+                    raise errors.ClaimNotProven(why, "still_runs")
+            except errors.ClaimNotProven as exc:
+                self._hand_back(claim, exc)
+            else:
+                good.append(claim)
+        return good
 
-    def _is_proven(self, claim: Claim) -> bool:
-        try:
-            prove_claim(claim, self._tasks.get(claim.task))
-            if claim.job_id in self._running:
-                # Somebody has decided what became of an attempt whose body goes on.
-                why = f"job {claim.job_id} is not run here: the body of an earlier attempt of it still runs"
-                raise errors.ClaimNotProven(why, "still_runs")
-        except errors.ClaimNotProven as exc:
-            self._tell(claim, exc)
-            self._counts.not_proven += 1
-            error = json.dumps({**errors.describe(exc), "body_started": False, "reason": exc.reason})
-            delay = DELAYS[min(max(claim.releases, 0), len(DELAYS) - 1)]
-            self._counts.released += 1
-            self._put(
-                End(
-                    claim.worker_id,
-                    claim.job_id,
-                    claim.claim_epoch,
-                    "release",
-                    next_outcome_id(),
-                    error=error,
-                    delay=delay,
-                    task=claim.task,
-                )
+    def _hand_back(self, claim: Claim, exc: errors.ClaimNotProven) -> None:
+        self._tell(claim, exc)
+        self._counts.not_proven += 1
+        error = json.dumps({**errors.describe(exc), "body_started": False, "reason": exc.reason})
+        delay = DELAYS[min(max(claim.releases, 0), len(DELAYS) - 1)]
+        self._counts.released += 1
+        self._put(
+            End(
+                claim.worker_id,
+                claim.job_id,
+                claim.claim_epoch,
+                "release",
+                next_outcome_id(),
+                error=error,
+                delay=delay,
+                task=claim.task,
             )
-            return False
-        return True
+        )
 
     def _tell(self, claim: Claim, exc: errors.ClaimNotProven) -> None:
         told = (claim.job_id, exc.reason)

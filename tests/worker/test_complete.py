@@ -245,10 +245,11 @@ async def test_an_end_that_comes_too_late_is_fenced_out_and_counted(
     async with run_worker(lease=30) as worker:
         job = await waits.enqueue()
         await gates.until_reached()
-        # Taken away and ended by somebody else.
-        await aconn.execute("update taskq.workers set status = 'lost' where id = $1", worker.worker_id)
-        await aconn.execute("select * from taskq.settle_lost()")
-        assert await aconn.fetchval("select taskq.cancel($1)", job.id) == "cancelled"
+        # Taken away and ended by somebody else; in one go, since this worker registers anew and could claim it again.
+        async with aconn.transaction():
+            await aconn.execute("update taskq.workers set status = 'lost' where id = $1", worker.worker_id)
+            await aconn.execute("select * from taskq.settle_lost()")
+            assert await aconn.fetchval("select taskq.cancel($1)", job.id) == "cancelled"
         gates.open()
         await aeventually(lambda: worker.counts.fenced_out == 1)
         [said] = events.of("job.fenced_out")
