@@ -61,7 +61,9 @@ def test_each_start_and_end_is_told_once(conn: Conn) -> None:
             q.cancel(conn, UUID(told[0][0]))
             told.append((told[0][0], "cancelled"))
 
-    assert events(conn, 7, between) == told
+    found = events(conn, 7, between)
+    record = "select job_id, outcome, claimed_at, ended_at from taskq.attempts"
+    assert found == told, (q.rows(conn, record), q.rows(conn, "select job_id, ended_at, ctid from taskq.ledger"))
     assert len(told) == 3
     assert events(conn, 3, lambda n: q.cancel(conn, q.enqueue(conn, queue="b")), queues=["a"]) == []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import psycopg
-from sql import one, rows
+from sql import enqueue_many, one, rows
 
 Conn = psycopg.Connection[Any]
 
@@ -45,6 +45,14 @@ def test_new_ids_are_uuid_7_in_order_and_tell_their_time(conn: Conn) -> None:
         assert told <= after
     a = one(conn, "select taskq.id_time('018f3c2a-0000-7000-8000-000000000000')")
     assert int(a.timestamp() * 1000) == 0x018F3C2A0000
+
+
+def test_a_batch_gets_ids_of_its_own_in_its_order(conn: Conn) -> None:
+    first, second = ([row["job_id"] for row in enqueue_many(conn, 500)] for _ in range(2))
+    assert len({*first, *second}) == 1000
+    assert first + second == sorted(first + second)
+    assert {(i.version, i.variant) for i in first + second} == {(7, "specified in RFC 4122")}
+    assert abs((one(conn, "select taskq.id_time(%s)", second[-1]) - one(conn, "select now()")).total_seconds()) < 60
 
 
 def test_names_are_printable_ascii_without_spaces(conn: Conn) -> None:

@@ -244,6 +244,20 @@ async def test_jobs_that_wait_behind_long_bodies_are_handed_back(
         await gates.until_reached(times=4)
 
 
+async def test_quick_bodies_are_claimed_ahead_at_the_pace_at_which_they_end(app: TaskQ, run_worker: RunWorker) -> None:
+    @app.task
+    async def quick() -> None: ...
+
+    jobs = await app.enqueue_many(quick.job() for _ in range(2000))
+    async with run_worker(concurrency=2) as worker:
+        for job in jobs:
+            await job.result(timeout=30)
+        # One round ahead of two slots would be four jobs an exchange at most.
+        assert worker.parts.exchanger.started < len(jobs) / 4
+        assert worker.counts.succeeded == len(jobs)
+        assert worker.counts.released == 0
+
+
 # What cannot be read --------------------------------------------------------------------------------------------------
 
 
