@@ -74,7 +74,7 @@ create function {{schema}}.enqueue_many(p_specs jsonb, p_spec integer[], p_paylo
     p_idempotency_key text[] default null, p_on_conflict text default 'existing', p_ordering_key text[] default null)
   returns table (ord integer, job_id uuid, inserted boolean)
   language plpgsql security definer
-  set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set plan_cache_mode = force_generic_plan set jit = off as $$
+  set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_now timestamptz := {{schema}}.now();
   v_max integer;
