@@ -38,6 +38,7 @@ class Proxy:
         self._refuse = False
         self._swallow: tuple[bytes, bytes] | None = None
         self._swallowed = threading.Event()
+        self._then_stall = ""
         self._hold = b""
         self._held = threading.Event()
         self._resume = threading.Event()
@@ -73,17 +74,19 @@ class Proxy:
         self._resume.set()
         self._flow.set()
 
-    def swallow(self, *, request: str = "", answer: str = "") -> threading.Event:
+    def swallow(self, *, request: str = "", answer: str = "", then_stall: str = "") -> threading.Event:
         """Drop one answer and cut its connection: the server has done, and committed, what was asked.
 
         Args:
             request: The answer to the next message that has this text.
             answer: Or the next answer that has this text.
+            then_stall: The application_name of connections that are stalled from that moment on, before it is seen.
 
         Returns:
             An event that is set once it has happened.
         """
         self._swallowed = threading.Event()
+        self._then_stall = then_stall
         self._swallow = (request.encode(), answer.encode())
         return self._swallowed
 
@@ -153,6 +156,8 @@ class Proxy:
                     request, answer = self._swallow or (b"", b"")
                     if (request and request in known) or (answer and answer in data):
                         self._swallow = None
+                        if self._then_stall:
+                            self.stall(self._then_stall)
                         self._swallowed.set()
                         return
                     known = b""

@@ -174,12 +174,17 @@ async def test_in_a_thread_a_commit_without_an_answer_cannot_be_asked_for_once_t
         if ended == "before":
             stop()
         thread = asyncio.create_task(asyncio.to_thread(body))
-        if ended == "meanwhile":
-            await aeventually(lambda: events.of("job.commit_unconfirmed"), BOUND)
-            end()
-        assert "the worker has ended" in await asyncio.wait_for(thread, BOUND)
-        if ended == "meanwhile":
-            stop()
+        try:
+            if ended == "meanwhile":
+                await aeventually(lambda: events.of("job.commit_unconfirmed"), BOUND)
+                end()
+            assert "the worker has ended" in await asyncio.wait_for(asyncio.shield(thread), BOUND)
+        finally:
+            # Whatever went wrong, the thread must end: the tests' loop waits for it.
+            way.restore()
+            await thread
+            if ended == "meanwhile":
+                stop()
     assert await outcomes(made, ctx.job_id) == ["succeeded"], "what stands on record stands"
 
 
