@@ -12,11 +12,16 @@ JOBS ?= 3
 ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_cli_demo.py tests/test_typing.py \
   tests/test_bounded_writes.py tests/test_policy.py tests/test_settings.py tests/test_codec_fuzz.py \
   tests/test_benchmarks.py tests/test_codec_compare.py tests/test_covered.py tests/test_hooks.py \
-  tests/test_exhaustive_model.py tests/test_payments_provider.py tests/test_demo_payments.py \
-  tests/worker/test_disposition.py tests/worker/test_proofs.py
+  tests/test_exhaustive_model.py tests/test_payments_provider.py tests/test_demo_payments.py tests/test_demo_orders.py \
+  tests/worker/test_disposition.py tests/worker/test_proofs.py tests/test_tasks.py tests/worker/test_admission.py \
+  tests/worker/test_process_body.py tests/worker/test_step_recorder.py tests/worker/test_supervisor.py \
+  tests/worker/test_unproven.py tests/workflow/test_attacked.py tests/workflow/test_branches.py \
+  tests/workflow/test_fits.py tests/workflow/test_maps_wired.py tests/workflow/test_misfits.py \
+  tests/workflow/test_plan.py tests/workflow/test_wired_values.py tests/workflow/test_wiring.py \
+  tests/workflow/test_wiring_faults.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-payments test check lint format types migrations unit coverage system-test system-test-long prove-laws bench bench-full test-lowest test-python test-wheel clean
+.PHONY: help install demo demo-payments demo-orders test check lint format types migrations unit coverage system-test system-test-long prove-laws bench bench-full bench-workflows test-lowest test-python test-wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -38,6 +43,9 @@ demo: $(VENV)/.demo ## Index the standard library with two workers, kill one hal
 
 demo-payments: $(VENV)/.demo ## Charge 300 payments with workers that are killed and frozen: none doubled, none lost (about a minute)
 	$(BIN)/taskq demo-payments
+
+demo-orders: $(VENV)/.demo ## Fulfil 200 orders as runs of a workflow while workers are killed: what fails is undone, once (about a minute)
+	$(BIN)/taskq demo-orders
 
 test: check unit system-test ## All that CI holds (about a quarter of an hour)
 
@@ -93,6 +101,9 @@ prove-laws: $(VENV)/.dev ## Take away each guard of the laws and show the test t
 
 bench: $(VENV)/.dev ## Measure taskq beside its peers (under ten minutes on a quiet machine, the first time some more)
 	$(BIN)/python -m benchmarks --form short
+
+bench-workflows: $(VENV)/.dev ## Measure workflows and durable bodies beside DBOS and Absurd (about ten minutes)
+	$(BIN)/python -m benchmarks --form full --only flows --systems taskq,dbos,absurd --out benchmarks/results/workflows
 
 bench-full: $(VENV)/.dev ## The same in full: more rounds, processes and measures (about two hours, 20 GB of disk)
 	$(BIN)/python -m benchmarks --form full

@@ -46,7 +46,8 @@ create table {{schema}}.installation (
   history_retention interval not null default interval '30 days' check (history_retention >= interval '1 day'),
   key_retention interval not null default interval '90 days' check (key_retention >= interval '1 day'),
   partitions_ahead integer not null default 14 check (partitions_ahead between 1 and 60),
-  max_payload_bytes integer not null default 8388608 check (max_payload_bytes > 0)
+  max_payload_bytes integer not null default 8388608 check (max_payload_bytes > 0),
+  max_waiting_signals integer not null default 10000 check (max_waiting_signals > 0)
 );
 insert into {{schema}}.installation default values;
 comment on table {{schema}}.installation is 'Settings of this installation, one row.';
@@ -55,3 +56,4 @@ comment on column {{schema}}.installation.history_retention is 'How long finishe
 comment on column {{schema}}.installation.key_retention is 'How long an idempotency key is remembered; longer than history_retention, so that keys outlive jobs.';
 comment on column {{schema}}.installation.partitions_ahead is 'For how many days ahead partitions of history and ledger are made.';
 comment on column {{schema}}.installation.max_payload_bytes is 'The largest payload, in bytes of its JSON text, that enqueue accepts.';
+comment on column {{schema}}.installation.max_waiting_signals is 'How many signals to one job may wait to be taken; more are refused.';

@@ -8,6 +8,8 @@ create table {{schema}}.jobs (
   claimed_at timestamptz,
   claim_epoch bigint not null default 0,
   claimed_by uuid,
+  run_id uuid,
+  parent_job uuid,
   deadline timestamptz,
   cancel_requested_at timestamptz,
   effect_started_at timestamptz,
@@ -22,6 +24,7 @@ create table {{schema}}.jobs (
   required_worker_schema integer,
   key_generation integer,
   checkpoint_version integer,
+  run_epoch integer,
   priority smallint not null default 5,
   has_effects boolean,
   ordering_halt boolean,
@@ -35,6 +38,7 @@ create table {{schema}}.jobs (
   unique_scope text,
   unique_key text,
   ordering_key text,
+  cohort text,
   payload jsonb not null,
   checkpoint jsonb,
   tags text[],
@@ -44,7 +48,7 @@ create table {{schema}}.jobs (
     when 'pending' then claimed_by is null and claimed_at is null and held_reason is null
     when 'running' then claimed_by is not null and claimed_at is not null and claim_epoch > 0 and held_reason is null
     when 'unknown' then claimed_by is not null and claimed_at is not null and claim_epoch > 0 and held_reason is null
-    when 'held' then claimed_by is null and claimed_at is null and held_reason is not null and held_reason in ('signal', 'limit', 'ordering', 'paused')
+    when 'held' then claimed_by is null and claimed_at is null and held_reason is not null and held_reason in ('signal', 'limit', 'ordering', 'paused', 'run', 'child')
     else false end),
   constraint jobs_effect_class check (case effect_class when 'idempotent' then true when 'pure' then true when 'side_effecting' then coalesce(required_worker_schema, 0) >= 2 else false end),
   constraint jobs_counters check (priority between 0 and 9 and max_attempts >= 1 and claim_epoch >= 0 and attempt >= 0
@@ -54,9 +58,13 @@ create table {{schema}}.jobs (
 ) with (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000,
         autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.1);
 
--- Claims walk this index in order, per queue and priority. Suspects (below) are not in it.
+-- Claims walk this index in order, per queue and priority. Suspects and jobs of cohorts (below) are not in it.
 create index jobs_claim on {{schema}}.jobs (queue, priority, run_at, id)
-  where status = 'pending' and recoveries < 2;
+  where status = 'pending' and recoveries < 2 and cohort is null;
+-- Jobs of a cohort wait apart, so that those of a full one stand in nobody's way; what runs of it is counted in the other.
+create index jobs_cohort on {{schema}}.jobs (queue, cohort, priority, run_at, id)
+  where cohort is not null and status = 'pending' and recoveries < 2;
+create index jobs_cohort_running on {{schema}}.jobs (cohort) where cohort is not null and status = 'running';
 -- Suspects were on a lost worker twice; they are claimed alone, by a worker that is otherwise empty.
 create index jobs_suspect on {{schema}}.jobs (queue, run_at, id) where status = 'pending' and recoveries >= 2;
 create index jobs_claimed_by on {{schema}}.jobs (claimed_by) where claimed_by is not null;
@@ -71,6 +79,8 @@ comment on column {{schema}}.jobs.created_at is 'When the job was enqueued.';
 comment on column {{schema}}.jobs.claimed_at is 'When the current attempt was claimed.';
 comment on column {{schema}}.jobs.claim_epoch is 'Raised by exactly one with every claim and never reused; half of the fence.';
 comment on column {{schema}}.jobs.claimed_by is 'The worker of the current attempt; the other half of the fence. An unknown job keeps it.';
+comment on column {{schema}}.jobs.run_id is 'The run that it is a node of; null for a plain job.';
+comment on column {{schema}}.jobs.parent_job is 'The job whose body has started it as its child, and waits for it; null for none.';
 comment on column {{schema}}.jobs.deadline is 'Nothing is claimed, and no retry starts, after this instant.';
 comment on column {{schema}}.jobs.cancel_requested_at is 'When cancelling the running attempt was asked for.';
 comment on column {{schema}}.jobs.effect_started_at is 'When the current attempt of a side-effecting task was allowed to start its effect.';
@@ -85,6 +95,7 @@ comment on column {{schema}}.jobs.pruned_attempts is 'Ended attempts whose ledge
 comment on column {{schema}}.jobs.required_worker_schema is 'The capability level that a worker must have to run it; null for none.';
 comment on column {{schema}}.jobs.key_generation is 'The generation that its outside idempotency key carries; null while no effect has undone an earlier generation.';
 comment on column {{schema}}.jobs.checkpoint_version is 'How often its checkpoint has moved; null for never.';
+comment on column {{schema}}.jobs.run_epoch is 'The epoch of its run when the node became ready; null for a plain job.';
 comment on column {{schema}}.jobs.priority is '0 to 9, higher first.';
 comment on column {{schema}}.jobs.has_effects is 'True where its policy promises terminal effects; null for none.';
 comment on column {{schema}}.jobs.ordering_halt is 'Whether its failure or unknown outcome halts its ordering key; null without a key.';
@@ -94,10 +105,11 @@ comment on column {{schema}}.jobs.effect_class is 'pure, idempotent or side_effe
 comment on column {{schema}}.jobs.queue is 'The queue; workers subscribe to queues.';
 comment on column {{schema}}.jobs.task is 'The registered name of the task.';
 comment on column {{schema}}.jobs.policy_id is 'The resolved policy that was in force at enqueue; a row of policies.';
-comment on column {{schema}}.jobs.held_reason is 'Why a held job waits: signal, limit, ordering or paused.';
+comment on column {{schema}}.jobs.held_reason is 'Why a held job waits: signal, limit, ordering, paused, run (the child run that it stands for) or child (one that its body has started).';
 comment on column {{schema}}.jobs.unique_scope is 'Scope of the unique key that the job holds.';
 comment on column {{schema}}.jobs.unique_key is 'The unique key that the job holds while it is in this table, and for a while after if asked.';
 comment on column {{schema}}.jobs.ordering_key is 'Jobs with one key run one at a time, in the order of their ids.';
+comment on column {{schema}}.jobs.cohort is 'The cohort whose limit it counts against while it runs; null for none.';
 comment on column {{schema}}.jobs.payload is 'A JSON object: the task''s arguments by parameter name.';
 comment on column {{schema}}.jobs.checkpoint is 'What its body has saved of its progress.';
 comment on column {{schema}}.jobs.tags is 'Words for finding jobs; taskq gives them no meaning.';
@@ -111,6 +123,7 @@ create table {{schema}}.history (
   claimed_at timestamptz,
   claim_epoch bigint not null,
   worker_id uuid,
+  run_id uuid,
   outcome_id bigint,
   deadline timestamptz,
   cancel_requested_at timestamptz,
@@ -126,6 +139,7 @@ create table {{schema}}.history (
   required_worker_schema integer,
   key_generation integer,
   checkpoint_version integer,
+  run_epoch integer,
   priority smallint not null,
   has_effects boolean,
   status text not null,
@@ -137,6 +151,7 @@ create table {{schema}}.history (
   unique_scope text,
   unique_key text,
   ordering_key text,
+  cohort text,
   payload jsonb not null,
   checkpoint jsonb,
   result jsonb,
@@ -147,10 +162,10 @@ create table {{schema}}.history (
   -- A job succeeds, fails or is cancelled; with a final attempt worker, outcome and claim are there, without one none is.
   constraint history_status check (claim_epoch >= 0 and case status
     when 'succeeded' then case outcome when 'succeeded' then true when 'resolved' then true else false end
-    when 'failed' then outcome is null or outcome in ('failed', 'retry_after', 'snoozed', 'lost', 'resolved')
+    when 'failed' then outcome is null or outcome in ('failed', 'retry_after', 'snoozed', 'suspended', 'lost', 'resolved')
     when 'cancelled' then outcome is null or outcome in ('cancelled', 'lost', 'resolved') else false end),
   constraint history_attempt_whole check (case when worker_id is null then outcome is null and claimed_at is null
-    else claim_epoch > 0 and claimed_at is not null and outcome is not null and outcome in ('succeeded', 'failed', 'cancelled', 'retry_after', 'snoozed', 'released', 'lost', 'resolved') end)
+    else claim_epoch > 0 and claimed_at is not null and outcome is not null and outcome in ('succeeded', 'failed', 'cancelled', 'retry_after', 'snoozed', 'suspended', 'released', 'lost', 'resolved') end)
 ) partition by range (finished_at);
 create index history_not_succeeded on {{schema}}.history (finished_at, task) where status <> 'succeeded';
 
@@ -162,6 +177,7 @@ comment on column {{schema}}.history.created_at is 'When it was enqueued.';
 comment on column {{schema}}.history.claimed_at is 'When the final attempt was claimed; null if the job finished without one, like a cancelled pending job.';
 comment on column {{schema}}.history.claim_epoch is 'How often it was claimed in all; the final attempt''s epoch if worker_id is set.';
 comment on column {{schema}}.history.worker_id is 'The worker of the final attempt; null if the job finished without one.';
+comment on column {{schema}}.history.run_id is 'The run that it was a node of; null for a plain job.';
 comment on column {{schema}}.history.outcome_id is 'The nonce of the worker that sent the final outcome; null if taskq settled it itself.';
 comment on column {{schema}}.history.deadline is 'The instant after which it was not to start.';
 comment on column {{schema}}.history.cancel_requested_at is 'When cancelling was asked for while it ran.';
@@ -177,6 +193,7 @@ comment on column {{schema}}.history.pruned_attempts is 'Ended attempts whose le
 comment on column {{schema}}.history.required_worker_schema is 'The capability level that it required.';
 comment on column {{schema}}.history.key_generation is 'The generation that its outside idempotency key carried; null while no effect had undone an earlier generation.';
 comment on column {{schema}}.history.checkpoint_version is 'How often its checkpoint has moved; null for never.';
+comment on column {{schema}}.history.run_epoch is 'The epoch of its run; null for a plain job.';
 comment on column {{schema}}.history.priority is '0 to 9, higher first.';
 comment on column {{schema}}.history.has_effects is 'True where its policy promises terminal effects; null for none.';
 comment on column {{schema}}.history.status is 'succeeded, failed or cancelled.';
@@ -188,6 +205,7 @@ comment on column {{schema}}.history.policy_id is 'The policy that was in force.
 comment on column {{schema}}.history.unique_scope is 'Scope of the unique key that it held.';
 comment on column {{schema}}.history.unique_key is 'The unique key that it held.';
 comment on column {{schema}}.history.ordering_key is 'Jobs with one key run one at a time, in order.';
+comment on column {{schema}}.history.cohort is 'The cohort whose limit it counted against while it ran.';
 comment on column {{schema}}.history.payload is 'The arguments.';
 comment on column {{schema}}.history.checkpoint is 'What its body has saved of its progress.';
 comment on column {{schema}}.history.result is 'What the body returned.';
@@ -209,7 +227,7 @@ create table {{schema}}.ledger (
   error jsonb,
   primary key (job_id, claim_epoch, ended_at),
   constraint ledger_outcome check (outcome in
-    ('succeeded', 'failed', 'cancelled', 'retry_after', 'snoozed', 'released', 'lost', 'resolved'))
+    ('succeeded', 'failed', 'cancelled', 'retry_after', 'snoozed', 'suspended', 'released', 'lost', 'resolved'))
 ) partition by range (ended_at);
 comment on table {{schema}}.ledger is 'Ended attempts that were not a job''s last (the last one stands in history), partitioned by the day of the end. Append-only. The view attempts shows both.';
 comment on column {{schema}}.ledger.job_id is 'The job.';
@@ -236,13 +254,13 @@ create view {{schema}}.all_jobs as
   select id, queue, task, priority, status, held_reason, payload, null::jsonb as result, null::jsonb as error, attempt, max_attempts,
          recoveries, retry_afters, snoozes, releases, claim_epoch, claimed_by as worker_id, claimed_at, run_at, deadline,
          cancel_requested_at, effect_class, effect_started_at, required_worker_schema, policy_id, generation, pruned_attempts,
-         key_generation, has_effects, ordering_key, checkpoint, checkpoint_version, unique_scope, unique_key, tags, meta, created_at, null::timestamptz as finished_at
+         key_generation, has_effects, ordering_key, cohort, checkpoint, checkpoint_version, unique_scope, unique_key, tags, meta, run_id, run_epoch, created_at, null::timestamptz as finished_at
     from {{schema}}.jobs
   union all
   select id, queue, task, priority, status, null, payload, result, error, attempt, max_attempts,
          recoveries, retry_afters, snoozes, releases, claim_epoch, worker_id, claimed_at, run_at, deadline,
          cancel_requested_at, effect_class, effect_started_at, required_worker_schema, policy_id, generation, pruned_attempts,
-         key_generation, has_effects, ordering_key, checkpoint, checkpoint_version, unique_scope, unique_key, tags, meta, created_at, finished_at
+         key_generation, has_effects, ordering_key, cohort, checkpoint, checkpoint_version, unique_scope, unique_key, tags, meta, run_id, run_epoch, created_at, finished_at
     from {{schema}}.history;
 comment on view {{schema}}.all_jobs is 'Every job, finished or not.';
 
@@ -345,6 +363,27 @@ comment on table {{schema}}.queues is 'Queues that a worker has served or an ope
 comment on column {{schema}}.queues.name is 'The queue.';
 comment on column {{schema}}.queues.paused_at is 'Since when nothing is claimed from it; null when it runs.';
 comment on column {{schema}}.queues.created_at is 'When it was first seen.';
+
+create table {{schema}}.limits (
+  name text primary key check ({{schema}}.valid_name(name)),
+  code_limit integer check (code_limit >= 0),
+  operator_limit integer check (operator_limit >= 0),
+  code_changed_at timestamptz,
+  set_at timestamptz,
+  set_by text,
+  reason text,
+  created_at timestamptz not null
+) with (fillfactor = 50);
+comment on table {{schema}}.limits is
+  'How many jobs of a cohort may run at once, one row for each cohort that was ever used. The operator''s limit wins, and code never overwrites it; with neither there is no limit. Claims of a cohort lock its row.';
+comment on column {{schema}}.limits.name is 'The cohort.';
+comment on column {{schema}}.limits.code_limit is 'What code says: the last worker that started with it, or the first enqueue.';
+comment on column {{schema}}.limits.operator_limit is 'What an operator has set; null for nothing.';
+comment on column {{schema}}.limits.code_changed_at is 'When code_limit was last changed.';
+comment on column {{schema}}.limits.set_at is 'When operator_limit was last set or cleared.';
+comment on column {{schema}}.limits.set_by is 'Who did that.';
+comment on column {{schema}}.limits.reason is 'Why.';
+comment on column {{schema}}.limits.created_at is 'When the cohort was first seen.';
 
 create table {{schema}}.task_config (
   task text primary key check ({{schema}}.valid_name(task)),

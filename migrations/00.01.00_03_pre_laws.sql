@@ -33,6 +33,7 @@ create trigger transition_listed before update of status, claimed_by on {{schema
          or (old.status = 'held' and new.status = 'pending')
          or (old.status = 'running' and new.status in ('pending', 'unknown'))
          or (old.status = 'unknown' and new.status = 'pending')
+         or (old.status = 'running' and new.status = 'held' and new.held_reason in ('signal', 'child'))
          -- Only back into its line.
          or (old.status in ('running', 'unknown') and new.status = 'held' and new.held_reason = 'ordering' and new.ordering_key is not null)))
      or (old.claimed_by is not null and new.claimed_by is not null and old.claimed_by <> new.claimed_by))

@@ -63,9 +63,58 @@ end $$;
 comment on function {{schema}}.wake(text[], integer) is
   'Notifies workers that are asleep on these queues: two for up to 7 jobs, all of them for more. Losing a notification costs latency only.';
 
+-- Most enqueues are of one job that asks for nothing special. The statements of enqueue_many, made for any number of jobs,
+-- cost that one more than its insert; here it is checked by expressions that need no statement.
+create function {{schema}}.enqueue_plain(p_spec jsonb, p_payload text) returns uuid
+  language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
+declare
+  v_now timestamptz := {{schema}}.now();
+  v_id uuid;
+  v_task text := p_spec ->> 'task';
+  v_queue text := p_spec ->> 'queue';
+  v_policy text := p_spec ->> 'policy_id';
+  v_class text := p_spec ->> 'effect_class';
+  v_priority integer := p_spec ->> 'priority';
+  v_max_attempts integer := p_spec ->> 'max_attempts';
+  v_level integer := p_spec ->> 'required_worker_schema';
+  v_run_in double precision := p_spec ->> 'run_in';
+  v_deadline_in double precision := p_spec ->> 'deadline_in';
+  v_effects boolean := p_spec ->> 'has_effects';
+  v_cohort text := p_spec ->> 'cohort';
+  v_meta jsonb := p_spec -> 'meta';
+  v_most integer;
+  v_promises boolean;
+  v_limited text;
+begin
+  if p_payload is null or jsonb_typeof(p_spec) <> 'object' then
+    return null;
+  end if;
+  if p_spec - '{task,queue,policy_id,effect_class,priority,max_attempts,required_worker_schema,run_in,deadline_in,has_effects,meta,ordering,cohort}'::text[] <> '{}'
+     or ({{schema}}.valid_name(v_task) and {{schema}}.valid_name(v_queue) and v_policy is not null and v_class in ('pure', 'idempotent', 'side_effecting')) is not true
+     or not {{schema}}.valid_name(v_cohort) or v_priority not between 0 and 9 or v_max_attempts < 1
+     or v_run_in not between -315576000 and 3155760000 or v_deadline_in not between -315576000 and 3155760000
+     or v_meta is not null and (jsonb_typeof(v_meta) <> 'object' or octet_length(v_meta::text) > 131072) then
+    return null;
+  end if;
+  select i.max_payload_bytes, p.spec -> 'effects' <> '[]', p.spec ->> 'cohort'
+    into v_most, v_promises, v_limited from {{schema}}.installation i left join {{schema}}.policies p on p.id = v_policy;
+  if octet_length(p_payload) > v_most then
+    return null;
+  end if;
+  v_id := {{schema}}.new_id();
+  insert into {{schema}}.jobs (id, run_at, created_at, deadline, max_attempts, required_worker_schema, priority, effect_class, queue, task, policy_id, payload, meta, has_effects, cohort)
+    values (v_id, v_now + make_interval(secs => coalesce(v_run_in, 0)), v_now, v_now + make_interval(secs => v_deadline_in), v_max_attempts,
+            case when v_class = 'side_effecting' then greatest(v_level, 2) else v_level end, coalesce(v_priority, 5), v_class, v_queue, v_task, v_policy,
+            p_payload::jsonb, v_meta, case when v_effects or v_promises then true end, coalesce(v_cohort, v_limited));
+  perform {{schema}}.wake(array[v_queue], 1);
+  return v_id;
+end $$;
+comment on function {{schema}}.enqueue_plain(jsonb, text) is
+  'Enqueues one job whose spec asks for nothing that others could collide with. Null, and nothing done, where it asks for more or something is wrong: enqueue_many knows the rest, and names mistakes.';
+
 -- p_specs: what many jobs have in common, once: task, queue, priority, max_attempts, effect_class, policy_id,
 -- required_worker_schema, deadline_in (seconds), deadline, run_in (seconds), run_at, unique_scope, unique_hold (seconds), idempotency_scope, tags, meta,
--- ordering (halt or continue, where the policy says it).
+-- ordering (halt or continue, where the policy says it), cohort.
 -- p_spec: for each job the number (from 1) of its spec. p_payload: for each job its arguments, a JSON object as text: a
 -- jsonb[] of 50,000 costs four times as much to read as a text[] whose elements are cast one by one (240 against 60 ms).
 -- p_unique_key, p_idempotency_key, p_ordering_key: null, or for each job its key or null.
@@ -96,6 +145,16 @@ begin
      or (p_ordering_key is not null and coalesce(array_length(p_ordering_key, 1), 0) <> v_n) then
     raise exception using errcode = 'WF009', message = 'the arrays of enqueue_many differ in length', hint = 'Give each job a spec, a payload and, where keys are used, a key or null.';
   end if;
+  if v_n = 1 and not v_keyed and p_on_conflict in ('existing', 'raise') and jsonb_typeof(p_specs) = 'array' and jsonb_array_length(p_specs) = 1
+     and array_lower(p_spec, 1) = 1 and array_lower(p_payload, 1) = 1 and p_spec[1] = 1 then
+    job_id := {{schema}}.enqueue_plain(p_specs -> 0, p_payload[1]);
+    if job_id is not null then
+      ord := 1;
+      inserted := true;
+      return next;
+      return;
+    end if;
+  end if;
   -- Elements are named by their place: an array that counts otherwise would give jobs the keys of others.
   if v_n > 0 and ((array_lower(p_spec, 1), array_lower(p_payload, 1), coalesce(array_lower(p_unique_key, 1), 1), coalesce(array_lower(p_idempotency_key, 1), 1), coalesce(array_lower(p_ordering_key, 1), 1)) <> (1, 1, 1, 1, 1)
      or greatest(array_ndims(p_spec), array_ndims(p_payload), array_ndims(p_unique_key), array_ndims(p_idempotency_key), array_ndims(p_ordering_key)) > 1) then
@@ -112,8 +171,8 @@ begin
   -- One look, since each costs a statement; what it finds is then looked for one by one, to be named.
   if (select max(octet_length(o.payload)) from unnest(p_payload) as o(payload)) > (select i.max_payload_bytes from {{schema}}.installation i)
      or exists (select from jsonb_to_recordset(p_specs) as s(task text, queue text, priority integer, max_attempts integer, effect_class text, policy_id text,
-            run_at timestamptz, deadline timestamptz, run_in double precision, deadline_in double precision, unique_hold double precision, tags text[], meta jsonb)
-          where ({{schema}}.valid_name(s.task) and {{schema}}.valid_name(s.queue) and s.effect_class in ('pure', 'idempotent', 'side_effecting') and s.policy_id is not null
+            run_at timestamptz, deadline timestamptz, run_in double precision, deadline_in double precision, unique_hold double precision, tags text[], meta jsonb, cohort text)
+          where ({{schema}}.valid_name(s.task) and {{schema}}.valid_name(s.queue) and coalesce({{schema}}.valid_name(s.cohort), true) and s.effect_class in ('pure', 'idempotent', 'side_effecting') and s.policy_id is not null
             and coalesce(s.priority between 0 and 9, true) and coalesce(s.max_attempts >= 1, true)
             and coalesce(s.run_at >= '1970-01-01 00:00:00+00' and s.run_at < '9000-01-01 00:00:00+00', true)
             and coalesce(s.deadline >= '1970-01-01 00:00:00+00' and s.deadline < '9000-01-01 00:00:00+00', true)
@@ -123,8 +182,8 @@ begin
             and (s.meta is null or jsonb_typeof(s.meta) = 'object' and octet_length(s.meta::text) <= 131072)) is not true) then
     select s.*, s.n as spec into v_bad from (
       select row_number() over () as n, x.* from jsonb_to_recordset(p_specs)
-        as x(task text, queue text, priority integer, max_attempts integer, effect_class text, policy_id text)) s
-      where not coalesce({{schema}}.valid_name(s.task), false) or not coalesce({{schema}}.valid_name(s.queue), false) or s.priority not between 0 and 9 or s.max_attempts < 1
+        as x(task text, queue text, priority integer, max_attempts integer, effect_class text, policy_id text, cohort text)) s
+      where not coalesce({{schema}}.valid_name(s.task), false) or not {{schema}}.valid_name(s.cohort) or not coalesce({{schema}}.valid_name(s.queue), false) or s.priority not between 0 and 9 or s.max_attempts < 1
          or s.effect_class not in ('pure', 'idempotent', 'side_effecting') or s.policy_id is null
       limit 1;
     if found then
@@ -278,27 +337,29 @@ begin
 
   return query
     with specs as materialized (
-      select row_number() over () as i, x.task, x.queue, coalesce(x.priority, 5)::smallint as priority, x.max_attempts, x.effect_class, x.policy_id,
+      select x.i, x.task, x.queue, coalesce(x.priority, 5)::smallint as priority, x.max_attempts, x.effect_class, x.policy_id,
              -- Workers below level 2 know no effect starts.
              case when x.effect_class = 'side_effecting' then greatest(x.required_worker_schema, 2) else x.required_worker_schema end as required_worker_schema,
              coalesce(x.run_at, v_now + make_interval(secs => coalesce(x.run_in, 0))) as run_at,
              coalesce(x.deadline, v_now + make_interval(secs => x.deadline_in)) as deadline, coalesce(x.unique_scope, x.task) as unique_scope, x.tags, x.meta,
              -- Whoever enqueues, what the policy promises holds.
-             coalesce(nullif(x.has_effects, false), (select true from {{schema}}.policies p where p.id = x.policy_id and p.spec -> 'effects' <> '[]')) as has_effects,
+             coalesce(nullif(x.has_effects, false), nullif(p.has_effects, false)) as has_effects, coalesce(x.cohort, p.cohort) as cohort,
              case x.ordering when 'halt' then true when 'continue' then false end as ordering_halt
-        from jsonb_to_recordset(p_specs) as x(task text, queue text, priority integer, max_attempts integer, effect_class text, policy_id text,
-             required_worker_schema integer, run_at timestamptz, run_in double precision, deadline timestamptz, deadline_in double precision,
-             unique_scope text, tags text[], meta jsonb, has_effects boolean, ordering text)),
+        -- Counted before anything is joined: a join may bring them into another order.
+        from (select row_number() over () as i, r.* from jsonb_to_recordset(p_specs) as r(task text, queue text, priority integer, max_attempts integer,
+             effect_class text, policy_id text, required_worker_schema integer, run_at timestamptz, run_in double precision, deadline timestamptz,
+             deadline_in double precision, unique_scope text, tags text[], meta jsonb, has_effects boolean, ordering text, cohort text)) x
+        left join lateral (select q.spec -> 'effects' <> '[]' as has_effects, q.spec ->> 'cohort' as cohort from {{schema}}.policies q where q.id = x.policy_id) p on true),
     input as materialized (
       select o.n, coalesce(v_ids[o.n], case when v_common is null then {{schema}}.new_id() else (v_common || lpad(to_hex(o.n), 8, '0'))::uuid end) as id, coalesce(v_new[o.n], true) as is_new, o.spec, o.payload::jsonb as payload,
              case when v_keyed then p_unique_key[o.n] end as unique_key, case when v_keyed then p_ordering_key[o.n] end as ordering_key
         from unnest(p_spec, p_payload) with ordinality as o(spec, payload, n)),
     placed as (
       insert into {{schema}}.jobs (id, run_at, created_at, deadline, max_attempts, required_worker_schema, priority, effect_class, queue, task,
-          policy_id, unique_scope, unique_key, payload, tags, meta, has_effects, ordering_key, ordering_halt)
+          policy_id, unique_scope, unique_key, payload, tags, meta, has_effects, ordering_key, ordering_halt, cohort)
         select i.id, s.run_at, v_now, s.deadline, s.max_attempts, s.required_worker_schema, s.priority, s.effect_class, s.queue, s.task,
                s.policy_id, case when i.unique_key is not null then s.unique_scope end, i.unique_key, i.payload, s.tags, s.meta, s.has_effects,
-               i.ordering_key, case when i.ordering_key is not null then s.ordering_halt end
+               i.ordering_key, case when i.ordering_key is not null then s.ordering_halt end, s.cohort
           from input i join specs s on s.i = i.spec where i.is_new)
     select i.n::int, i.id, i.is_new from input i order by i.n;
 

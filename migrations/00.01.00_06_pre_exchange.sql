@@ -8,7 +8,8 @@
 
 -- Ends. p_outcomes: unknown (no end: the job becomes unknown and keeps its claim, until its own late end or a
 -- decision; so does one that is handed back after it was allowed to start an effect); succeeded, failed, cancelled, retry_after_spent, snooze_spent (terminal; the last two ended by their
--- bound, which uses no attempt); retry, retry_after, snooze, release (back to pending).
+-- bound, which uses no attempt); retry, retry_after, snooze, release (back to pending);
+-- suspend (pending, or held until a signal comes; p_errors says which steps its body waits for).
 -- A cancel request on the locked row turns everything but a success into cancelled; a wait that would pass the deadline
 -- ends the job as failed. A release with a delay is one whose body may still run a moment. Returns how many were applied.
 create function {{schema}}.end_attempts(p_worker uuid, p_ids uuid[], p_epochs bigint[], p_outcomes text[], p_outcome_ids bigint[],
@@ -20,15 +21,16 @@ declare
   v_now timestamptz := {{schema}}.now();
   v_back integer := 0;
   v_gone integer := 0;
+  v_suspended integer := 0;
   v_unknown uuid[] := '{}';
   v_end record;
   v_job {{schema}}.jobs;
 begin
-  if not p_outcomes <@ array['unknown', 'succeeded', 'failed', 'cancelled', 'retry', 'retry_after', 'retry_after_spent', 'snooze', 'snooze_spent', 'release'] then
+  if not p_outcomes <@ array['unknown', 'succeeded', 'failed', 'cancelled', 'retry', 'retry_after', 'retry_after_spent', 'snooze', 'snooze_spent', 'suspend', 'release'] then
     raise exception using errcode = 'WF009', message = format('an outcome is none that end_attempts knows: %s', array_to_string(p_outcomes, ', ', 'null')),
       hint = 'See the comment above end_attempts for the outcomes.';
   end if;
-  if p_outcomes && array['unknown', 'retry', 'retry_after', 'snooze', 'release'] then
+  if p_outcomes && array['unknown', 'retry', 'retry_after', 'snooze', 'suspend', 'release'] then
     -- Lock first: what follows decides on the locked rows, so a cancel that commits meanwhile is seen.
     perform from {{schema}}.jobs j where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown') order by j.id for update;
     v_now := {{schema}}.now();
@@ -55,6 +57,19 @@ begin
       perform {{schema}}.enter_unknown(v_job, case when v_end.outcome = 'release' then 'shutdown'
         when v_end.error->>'reason' in ('timed_out', 'process_died', 'shutdown', 'not_confirmed') then v_end.error->>'reason' else 'told' end, v_end.error);
       v_unknown := v_unknown || v_job.id;
+    end loop;
+  end if;
+  if 'suspend' = any(p_outcomes) then
+    for v_end in
+      select o.outcome_id, o.error, j as job
+        from (select distinct on (t.id, t.epoch) t.* from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids, p_errors) with ordinality as t(id, epoch, outcome, outcome_id, error, n)
+               order by t.id, t.epoch, t.n) o
+        join {{schema}}.jobs j on j.id = o.id and j.claim_epoch = o.epoch
+       where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status = 'running' and o.outcome = 'suspend' and j.cancel_requested_at is null
+       order by j.id
+    loop
+      v_job := v_end.job;
+      v_suspended := v_suspended + {{schema}}.suspend(v_job, v_end.outcome_id, v_end.error)::integer;
     end loop;
   end if;
   if p_outcomes && array['retry', 'retry_after', 'snooze', 'release'] then
@@ -114,39 +129,41 @@ begin
   insert into {{schema}}.history (id, finished_at, run_at, created_at, claimed_at, claim_epoch, worker_id, outcome_id, deadline, cancel_requested_at,
       effect_started_at, attempt, max_attempts, recoveries, retry_afters, snoozes, releases, generation, pruned_attempts, required_worker_schema,
       priority, status, outcome, effect_class, queue, task, policy_id, unique_scope, unique_key, payload, result, error, tags, meta,
-      key_generation, has_effects, ordering_key, checkpoint, checkpoint_version)
+      key_generation, has_effects, ordering_key, cohort, checkpoint, checkpoint_version, run_id, run_epoch)
     select d.id, v_now, d.run_at, d.created_at, d.claimed_at, d.claim_epoch, d.claimed_by, d.outcome_id, d.deadline, d.cancel_requested_at,
-           d.effect_started_at, d.attempt + (d.final = 'failed' and d.told not in ('retry_after', 'snooze', 'retry_after_spent', 'snooze_spent'))::int, d.max_attempts, d.recoveries,
+           d.effect_started_at, d.attempt + (d.final = 'failed' and d.told not in ('retry_after', 'snooze', 'retry_after_spent', 'snooze_spent', 'suspend'))::int, d.max_attempts, d.recoveries,
            d.retry_afters + (d.told in ('retry_after', 'retry_after_spent') and d.final = 'failed')::int,
            d.snoozes + (d.told in ('snooze', 'snooze_spent') and d.final = 'failed')::int,
            d.releases, d.generation, d.pruned_attempts, d.required_worker_schema, d.priority, d.final,
            case when d.final <> 'failed' then d.final
                 else case d.told when 'retry_after' then 'retry_after' when 'retry_after_spent' then 'retry_after'
-                  when 'snooze' then 'snoozed' when 'snooze_spent' then 'snoozed' else 'failed' end end,
+                  when 'snooze' then 'snoozed' when 'snooze_spent' then 'snoozed' when 'suspend' then 'suspended' else 'failed' end end,
            d.effect_class, d.queue, d.task, d.policy_id, d.unique_scope, d.unique_key, d.payload,
            case when d.final = 'succeeded' then d.result end,
            case when d.final = 'succeeded' then null
-                when d.final = 'failed' and d.told in ('retry', 'retry_after', 'snooze')
+                when d.final = 'failed' and d.told in ('retry', 'retry_after', 'snooze', 'suspend')
                      and not (d.told = 'retry' and d.attempt + 1 >= d.max_attempts) then
                   jsonb_build_object('type', 'DeadlineExceeded', 'message', 'the next start would be after the deadline', 'deadline', d.deadline, 'cause', d.given)
                 when d.final = 'cancelled' and (d.given is null or d.told = 'release') then
                   jsonb_build_object('type', 'Cancelled', 'message', 'cancelled on request while it ran')
                 else d.given end,
-           d.tags, d.meta, d.key_generation, d.has_effects, d.ordering_key, d.checkpoint, d.checkpoint_version
+           d.tags, d.meta, d.key_generation, d.has_effects, d.ordering_key, d.cohort, d.checkpoint, d.checkpoint_version, d.run_id, d.run_epoch
       from decided d;
   get diagnostics v_gone = row_count;
-  return v_back + v_gone + cardinality(v_unknown);
+  return v_back + v_gone + v_suspended + cardinality(v_unknown);
 end $$;
 comment on function {{schema}}.end_attempts(uuid, uuid[], bigint[], text[], bigint[], jsonb[], jsonb[], double precision[]) is
   'Ends attempts under their fence: terminal ones move to history, the others go back to pending and leave a ledger row. An end whose fence does not match changes nothing. Returns how many were applied.';
 
 -- Claims. A lane is one queue at one priority, from its low-water mark on; lanes are given in the order in which to claim.
 -- run_at and deadline are answered within what every client can read: a row that cannot be read stops the worker.
+-- p_free: how many bodies could start at once. Jobs of cohorts are claimed for those alone: none holds a slot of its cohort
+-- while it waits in a worker. Where no cohort was ever used, nothing here looks for any.
 create function {{schema}}.claim(p_worker uuid, p_limit integer, p_tasks text[], p_lane_queues text[], p_lane_priorities smallint[],
-    p_lane_mark_at timestamptz[], p_lane_mark_id uuid[], p_skip uuid[] default '{}')
+    p_lane_mark_at timestamptz[], p_lane_mark_id uuid[], p_skip uuid[] default '{}', p_free integer default null)
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,
     attempt integer, max_attempts integer, recoveries integer, retry_afters integer, snoozes integer, generation integer,
-    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer, releases integer)
+    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer, releases integer, cohort text)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_nestloop = off set enable_mergejoin = off
   set enable_hashjoin = on set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -154,76 +171,102 @@ declare
   v_now timestamptz;
   v_level integer;
   v_paused text[];
+  v_chosen tid[] := '{}';
+  v_plain integer := p_limit;
 begin
   -- The worker must be live with a lease that has not run out; the lock keeps it from being declared lost meanwhile.
   select w.capability_level into v_level from {{schema}}.workers w
     where w.id = p_worker and w.status = 'live' and w.lease_expires_at > {{schema}}.now() for key share;
   if not found then
     return query select 'lease'::text, null::uuid, null::bigint, null::text, null::text, null::text, null::smallint, null::timestamptz, null::text,
-      null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer, null::integer;
+      null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer, null::integer, null::text;
     return;
   end if;
   v_now := {{schema}}.now();
   v_paused := array(select q.name from {{schema}}.queues q where q.paused_at is not null);
+  if coalesce(p_free, p_limit) > 0 and exists (select from {{schema}}.limits) then
+    v_chosen := {{schema}}.choose_in_cohorts(least(p_free, p_limit), v_level, v_paused, p_tasks, p_lane_queues, p_lane_priorities, p_lane_mark_at, p_lane_mark_id, p_skip);
+    v_plain := p_limit - cardinality(v_chosen);
+    -- Not before the ends that made room for them.
+    v_now := {{schema}}.now();
+  end if;
   return query
     update {{schema}}.jobs j set status = 'running', claim_epoch = j.claim_epoch + 1, claimed_by = p_worker, claimed_at = v_now
-     where j.ctid = any(array(
+     where j.ctid = any(v_chosen || array(
        select c.tid
          from unnest(p_lane_queues, p_lane_priorities, p_lane_mark_at, p_lane_mark_id) as l(queue, priority, mark_at, mark_id)
          cross join lateral (
            select k.ctid as tid from {{schema}}.jobs k
-            where k.queue = l.queue and k.priority = l.priority and k.status = 'pending' and k.recoveries < 2
+            where k.queue = l.queue and k.priority = l.priority and k.status = 'pending' and k.recoveries < 2 and k.cohort is null
               and k.run_at <= v_now and (k.run_at, k.id) > (l.mark_at, l.mark_id)
               and k.task = any(p_tasks) and k.attempt < k.max_attempts and (k.deadline is null or k.deadline > v_now)
               and (k.required_worker_schema is null or k.required_worker_schema <= v_level)
               and k.id <> all(p_skip) and l.queue <> all(v_paused)
-            order by k.run_at, k.id limit p_limit for update skip locked) c
-        limit p_limit))
+            order by k.run_at, k.id limit v_plain for update skip locked) c
+        limit v_plain))
     returning 'job'::text, j.id, j.claim_epoch, j.task, j.payload::text, j.queue, j.priority, greatest(j.run_at, '0001-01-02 00:00:00+00'), j.policy_id, j.attempt, j.max_attempts,
-      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text, j.key_generation, j.releases;
+      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text, j.key_generation, j.releases, j.cohort;
 end $$;
-comment on function {{schema}}.claim(uuid, integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[]) is
-  'Claims up to p_limit due jobs of known tasks for a live worker, lane by lane. Answers one row of kind lease instead when the worker''s lease does not hold.';
+comment on function {{schema}}.claim(uuid, integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[], integer) is
+  'Claims up to p_limit due jobs of known tasks for a live worker, lane by lane, and among the first p_free of them those of cohorts that have slots. Answers one row of kind lease instead when the worker''s lease does not hold.';
 
 create function {{schema}}.exchange(p_worker uuid, p_ids uuid[], p_epochs bigint[], p_outcomes text[], p_outcome_ids bigint[],
     p_results jsonb[], p_errors jsonb[], p_delays double precision[], p_limit integer, p_tasks text[], p_lane_queues text[],
-    p_lane_priorities smallint[], p_lane_mark_at timestamptz[], p_lane_mark_id uuid[], p_skip uuid[] default '{}')
+    p_lane_priorities smallint[], p_lane_mark_at timestamptz[], p_lane_mark_id uuid[], p_skip uuid[] default '{}', p_free integer default null)
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,
     attempt integer, max_attempts integer, recoveries integer, retry_afters integer, snoozes integer, generation integer,
-    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer, releases integer)
+    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer, releases integer, cohort text)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_ended integer;
   v_n integer := coalesce(array_length(p_ids, 1), 0);
+  v_busy uuid[];
 begin
   -- Lock order: workers before jobs. Ends do not need the worker to be live, claims do.
   perform from {{schema}}.workers w where w.id = p_worker for key share;
+  if v_n > 0 and exists (select from {{schema}}.runs r where r.finished_at is null) then
+    -- Runs come before jobs. One that somebody else is at holds up nobody: its ends are sent again.
+    v_busy := {{schema}}.lock_runs_of(p_ids);
+    if v_busy <> '{}' then
+      return query select 'busy'::text, e.id, e.epoch, null::text, null::text, null::text, null::smallint, null::timestamptz, null::text,
+          null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer, null::integer, null::text
+        from unnest(p_ids, p_epochs) as e(id, epoch) where e.id = any(v_busy);
+      select coalesce(array_agg(e.id order by e.n), '{}'), array_agg(e.epoch order by e.n), array_agg(e.outcome order by e.n), array_agg(e.outcome_id order by e.n),
+             array_agg(e.result order by e.n), array_agg(e.error order by e.n), array_agg(e.delay order by e.n), count(*)::integer
+        into p_ids, p_epochs, p_outcomes, p_outcome_ids, p_results, p_errors, p_delays, v_n
+        from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids, p_results, p_errors, p_delays) with ordinality as e(id, epoch, outcome, outcome_id, result, error, delay, n)
+       where e.id <> all(v_busy);
+    end if;
+  end if;
   if v_n > 0 then
     v_ended := {{schema}}.end_attempts(p_worker, p_ids, p_epochs, p_outcomes, p_outcome_ids, p_results, p_errors, p_delays);
     if v_ended <> v_n then
       -- Which were not applied: the worker asks for their record in a new statement.
       return query select 'missed'::text, e.id, e.epoch, null::text, null::text, null::text, null::smallint, null::timestamptz, null::text,
-          null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer, null::integer
+          null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer, null::integer, null::text
         from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids) as e(id, epoch, outcome, outcome_id)
        where not exists (select from {{schema}}.attempts a where a.job_id = e.id and a.claim_epoch = e.epoch and a.outcome_id = e.outcome_id)
          and not (e.outcome in ('unknown', 'release') and exists (select from {{schema}}.jobs j where j.id = e.id and j.claim_epoch = e.epoch and (j.claimed_by = p_worker) is true and j.status = 'unknown'));
     end if;
   end if;
   if p_limit > 0 then
-    return query select * from {{schema}}.claim(p_worker, p_limit, p_tasks, p_lane_queues, p_lane_priorities, p_lane_mark_at, p_lane_mark_id, p_skip);
+    return query select * from {{schema}}.claim(p_worker, p_limit, p_tasks, p_lane_queues, p_lane_priorities, p_lane_mark_at, p_lane_mark_id, p_skip, p_free);
   end if;
 end $$;
-comment on function {{schema}}.exchange(uuid, uuid[], bigint[], text[], bigint[], jsonb[], jsonb[], double precision[], integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[]) is
-  'One round trip of a worker: ends, then claims. Rows of kind job are claims, missed are ends whose fence did not match, lease says that the worker may not claim.';
+comment on function {{schema}}.exchange(uuid, uuid[], bigint[], text[], bigint[], jsonb[], jsonb[], double precision[], integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[], integer) is
+  'One round trip of a worker: ends, then claims. Rows of kind job are claims, missed are ends whose fence did not match, busy are ends to be sent again because their run is locked, lease says that the worker may not claim.';
 
 create function {{schema}}.claim_suspect(p_worker uuid, p_tasks text[], p_queues text[])
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,
     attempt integer, max_attempts integer, recoveries integer, retry_afters integer, snoozes integer, generation integer,
-    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer, releases integer)
+    effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer, releases integer, cohort text)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_level integer;
   v_now timestamptz;
+  v_id uuid;
+  v_cohort text;
+  v_full text[] := '{}';
 begin
   select w.capability_level into v_level from {{schema}}.workers w
     where w.id = p_worker and w.status = 'live' and w.lease_expires_at > {{schema}}.now() for key share;
@@ -232,17 +275,23 @@ begin
     return;
   end if;
   v_now := {{schema}}.now();
+  loop
+    select k.id, k.cohort into v_id, v_cohort from {{schema}}.jobs k
+     where k.queue = any(p_queues) and k.status = 'pending' and k.recoveries >= 2 and k.run_at <= v_now and k.task = any(p_tasks)
+       and k.attempt < k.max_attempts and (k.deadline is null or k.deadline > v_now)
+       and (k.required_worker_schema is null or k.required_worker_schema <= v_level)
+       and not exists (select from {{schema}}.queues q where q.name = k.queue and q.paused_at is not null)
+       and (k.cohort is null or k.cohort <> all(v_full))
+     order by k.run_at, k.id limit 1 for update skip locked;
+    exit when v_cohort is null or cardinality({{schema}}.open_cohorts(array[v_cohort])) > 0;
+    v_full := v_full || v_cohort;
+  end loop;
+  v_now := {{schema}}.now();
   return query
     update {{schema}}.jobs j set status = 'running', claim_epoch = j.claim_epoch + 1, claimed_by = p_worker, claimed_at = v_now
-     where j.id = (
-       select k.id from {{schema}}.jobs k
-        where k.queue = any(p_queues) and k.status = 'pending' and k.recoveries >= 2 and k.run_at <= v_now and k.task = any(p_tasks)
-          and k.attempt < k.max_attempts and (k.deadline is null or k.deadline > v_now)
-          and (k.required_worker_schema is null or k.required_worker_schema <= v_level)
-          and not exists (select from {{schema}}.queues q where q.name = k.queue and q.paused_at is not null)
-        order by k.run_at, k.id limit 1 for update skip locked)
+     where j.id = v_id
     returning 'job'::text, j.id, j.claim_epoch, j.task, j.payload::text, j.queue, j.priority, greatest(j.run_at, '0001-01-02 00:00:00+00'), j.policy_id, j.attempt, j.max_attempts,
-      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text, j.key_generation, j.releases;
+      j.recoveries, j.retry_afters, j.snoozes, j.generation, j.effect_class, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at, j.meta::text, j.key_generation, j.releases, j.cohort;
 end $$;
 comment on function {{schema}}.claim_suspect(uuid, text[], text[]) is
   'Claims one job that was on a lost worker twice, for a worker that holds nothing else, so that a body which kills its worker is found out and its neighbours are not charged.';
@@ -255,15 +304,25 @@ begin
     select 'suspect'::text, k.queue, count(*)::int from (
         select j.queue from {{schema}}.jobs j
          where j.queue = any(p_queues) and j.status = 'pending' and j.recoveries >= 2 and j.run_at <= {{schema}}.now() and j.task = any(p_tasks)
+           and (j.cohort is null or {{schema}}.cohort_free(j.cohort) is distinct from 0)
            and not exists (select from {{schema}}.queues q where q.name = j.queue and q.paused_at is not null)
          order by j.queue, j.run_at limit 100) k group by k.queue;
   return query
     select 'unknown_task'::text, k.task, count(*)::int from (
         select j.task from unnest(p_queues) q(name) cross join generate_series(0, 9) p(n) cross join lateral (
           select i.task from {{schema}}.jobs i
-           where i.queue = q.name and i.priority = p.n and i.status = 'pending' and i.recoveries < 2 and i.run_at <= {{schema}}.now()
+           where i.queue = q.name and i.priority = p.n and i.status = 'pending' and i.recoveries < 2 and i.cohort is null and i.run_at <= {{schema}}.now()
            order by i.run_at, i.id limit 100) j
          where j.task <> all(p_tasks) limit 1000) k group by k.task;
+  if exists (select from {{schema}}.limits) then
+    return query
+      select 'unknown_task'::text, k.task, count(*)::int from (
+          select j.task from unnest(p_queues) q(name) cross join {{schema}}.waiting_cohorts(array[q.name], '', 100) c(name) cross join generate_series(0, 9) p(n) cross join lateral (
+            select i.task from {{schema}}.jobs i
+             where i.queue = q.name and i.cohort = c.name and i.priority = p.n and i.status = 'pending' and i.recoveries < 2 and i.run_at <= {{schema}}.now()
+             order by i.run_at, i.id limit 10) j
+           where j.task <> all(p_tasks) limit 1000) k group by k.task;
+  end if;
 end $$;
 comment on function {{schema}}.survey(text[], text[]) is
   'What a worker cannot see from its claims: suspects that wait for an empty worker, and due jobs of tasks that it does not know. Looks at the front of each lane only.';

@@ -1,6 +1,6 @@
 -- Leases: workers register, renew and stop; the leader declares workers lost and settles what they held. Declaring and
 -- settling are two statements of two transactions: in one, a claim in flight stayed running for good.
--- Lock order: workers, then jobs by id.
+-- Lock order: workers, runs, then jobs by id; where a job is locked already, its run's lock is taken only if it is free.
 
 create function {{schema}}.register_worker(p_name text, p_hostname text, p_pid integer, p_queues text[], p_tasks text[], p_concurrency integer,
     p_capability_level integer, p_version text, p_lease double precision) returns uuid
@@ -132,57 +132,78 @@ create function {{schema}}.settle_lost(p_limit integer default 200, p_skip uuid[
     returns table (job_id uuid, settled text, why text, task text, queue text, claim_epoch bigint, attempt integer, worker_id uuid)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
+  v_found record;
   v_now timestamptz;
   v_job {{schema}}.jobs;
   v_max integer;
+  v_busy uuid[] := '{}';
+  v_n integer := 0;
+  v_known integer;
 begin
-  for v_job in
-    select j.* from {{schema}}.jobs j
-     where j.claimed_by is not null and j.status = 'running' and j.id <> all(p_skip)
-       and not exists (select from {{schema}}.workers w where w.id = j.claimed_by and w.status in ('live', 'draining'))
-     order by j.id limit p_limit for update of j skip locked
+  -- Jobs of runs that others are at must not hide those behind them: it looks again without those runs.
   loop
-    job_id := v_job.id;
-    task := v_job.task;
-    queue := v_job.queue;
-    claim_epoch := v_job.claim_epoch;
-    attempt := v_job.attempt;
-    worker_id := v_job.claimed_by;
-    why := 'WorkerLost';
-    begin
-      v_now := {{schema}}.now();
-      select coalesce(case jsonb_typeof(p.spec->'max_recoveries') when 'number'
-          then least(greatest((p.spec->>'max_recoveries')::numeric, 0), 2147483647)::integer end, 10)
-        into v_max from {{schema}}.policies p where p.id = v_job.policy_id;
-      if v_job.effect_class = 'side_effecting' and v_job.effect_started_at is not null
-         or v_job.effect_class = 'idempotent' and v_job.cancel_requested_at is not null then
-        perform {{schema}}.enter_unknown(v_job, 'worker_lost',
-          jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost, and what it did may have had its effect', 'worker_id', v_job.claimed_by));
-        settled := 'unknown';
-      elsif v_job.cancel_requested_at is not null then
-        perform {{schema}}.finish(v_job, 'cancelled', 'lost', null,
-          jsonb_build_object('type', 'Cancelled', 'message', 'cancelling was requested and its worker was lost', 'worker_id', v_job.claimed_by));
-        settled := 'cancelled';
-        why := 'Cancelled';
-      elsif v_job.recoveries + 1 > coalesce(v_max, 10) then
-        v_job.recoveries := v_job.recoveries + 1;
-        perform {{schema}}.finish(v_job, 'failed', 'lost', null, jsonb_build_object('type', 'RecoveryExhausted',
-          'message', format('its worker was lost %s times, the limit is %s', v_job.recoveries, coalesce(v_max, 10)), 'worker_id', v_job.claimed_by));
-        settled := 'failed';
-        why := 'RecoveryExhausted';
-      else
-        insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
-          values (v_job.id, v_now, v_job.claimed_at, v_job.claim_epoch, v_job.claimed_by, v_job.effect_started_at, v_job.attempt, v_job.generation,
-                  'lost', jsonb_build_object('type', 'WorkerLost', 'message', 'the lease of its worker ran out', 'worker_id', v_job.claimed_by));
-        update {{schema}}.jobs j set status = 'pending', claimed_by = null, claimed_at = null, effect_started_at = null, recoveries = j.recoveries + 1
-          where j.id = v_job.id;
-        perform {{schema}}.wake(array[v_job.queue]);
-        settled := 'pending';
+    v_known := cardinality(v_busy);
+    for v_found in
+      select j.id, j.run_id from {{schema}}.jobs j
+       where j.claimed_by is not null and j.status = 'running' and j.id <> all(p_skip)
+         and not exists (select from {{schema}}.workers w where w.id = j.claimed_by and w.status in ('live', 'draining'))
+         and (j.run_id = any(v_busy)) is not true
+       order by j.id limit p_limit - v_n
+    loop
+      -- Its run first: who kept a job while others are at its run, and went on to another, could wait for them in a circle.
+      continue when v_found.run_id = any(v_busy);
+      if not {{schema}}.run_is_free(v_found.run_id) then
+        v_busy := v_busy || v_found.run_id;
+        continue;
       end if;
-    exception when others then
-      settled := 'error: ' || sqlstate;
-    end;
-    return next;
+      p_skip := p_skip || v_found.id;
+      select j.* into v_job from {{schema}}.jobs j
+       where j.id = v_found.id and j.claimed_by is not null and j.status = 'running'
+         and not exists (select from {{schema}}.workers w where w.id = j.claimed_by and w.status in ('live', 'draining'))
+         for update of j skip locked;
+      continue when not found;
+      job_id := v_job.id;
+      task := v_job.task;
+      queue := v_job.queue;
+      claim_epoch := v_job.claim_epoch;
+      attempt := v_job.attempt;
+      worker_id := v_job.claimed_by;
+      why := 'WorkerLost';
+      begin
+        v_now := {{schema}}.now();
+        v_max := {{schema}}.recovery_bound(v_job.policy_id);
+        if v_job.effect_class = 'side_effecting' and v_job.effect_started_at is not null
+           or v_job.effect_class = 'idempotent' and v_job.cancel_requested_at is not null then
+          perform {{schema}}.enter_unknown(v_job, 'worker_lost',
+            jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost, and what it did may have had its effect', 'worker_id', v_job.claimed_by));
+          settled := 'unknown';
+        elsif v_job.cancel_requested_at is not null then
+          perform {{schema}}.finish(v_job, 'cancelled', 'lost', null,
+            jsonb_build_object('type', 'Cancelled', 'message', 'cancelling was requested and its worker was lost', 'worker_id', v_job.claimed_by));
+          settled := 'cancelled';
+          why := 'Cancelled';
+        elsif v_job.recoveries + 1 > v_max then
+          v_job.recoveries := v_job.recoveries + 1;
+          perform {{schema}}.finish(v_job, 'failed', 'lost', null, jsonb_build_object('type', 'RecoveryExhausted',
+            'message', format('its worker was lost %s times, the limit is %s', v_job.recoveries, v_max), 'worker_id', v_job.claimed_by));
+          settled := 'failed';
+          why := 'RecoveryExhausted';
+        else
+          insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
+            values (v_job.id, v_now, v_job.claimed_at, v_job.claim_epoch, v_job.claimed_by, v_job.effect_started_at, v_job.attempt, v_job.generation,
+                    'lost', jsonb_build_object('type', 'WorkerLost', 'message', 'the lease of its worker ran out', 'worker_id', v_job.claimed_by));
+          update {{schema}}.jobs j set status = 'pending', claimed_by = null, claimed_at = null, effect_started_at = null, recoveries = j.recoveries + 1
+            where j.id = v_job.id;
+          perform {{schema}}.wake(array[v_job.queue]);
+          settled := 'pending';
+        end if;
+      exception when others then
+        settled := 'error: ' || sqlstate;
+      end;
+      v_n := v_n + 1;
+      return next;
+    end loop;
+    exit when v_n >= p_limit or cardinality(v_busy) = v_known;
   end loop;
 end $$;
 comment on function {{schema}}.settle_lost(integer, uuid[]) is
@@ -196,65 +217,119 @@ begin
   insert into {{schema}}.history (id, finished_at, run_at, created_at, claimed_at, claim_epoch, worker_id, outcome_id, deadline, cancel_requested_at,
       effect_started_at, attempt, max_attempts, recoveries, retry_afters, snoozes, releases, generation, pruned_attempts, required_worker_schema,
       priority, status, outcome, effect_class, queue, task, policy_id, unique_scope, unique_key, payload, result, error, tags, meta,
-      key_generation, has_effects, ordering_key, checkpoint, checkpoint_version)
+      key_generation, has_effects, ordering_key, cohort, checkpoint, checkpoint_version, run_id, run_epoch)
     values (p_job.id, {{schema}}.now(), p_job.run_at, p_job.created_at, p_job.claimed_at, p_job.claim_epoch, p_job.claimed_by, null, p_job.deadline,
       p_job.cancel_requested_at, p_job.effect_started_at, p_job.attempt, p_job.max_attempts, p_job.recoveries, p_job.retry_afters, p_job.snoozes,
       p_job.releases, p_job.generation, p_job.pruned_attempts, p_job.required_worker_schema, p_job.priority, p_status,
       case when p_job.claimed_by is not null then p_outcome end, p_job.effect_class, p_job.queue, p_job.task, p_job.policy_id,
       p_job.unique_scope, p_job.unique_key, p_job.payload, p_result, p_error, p_job.tags, p_job.meta,
-      p_job.key_generation, p_job.has_effects, p_job.ordering_key, p_job.checkpoint, p_job.checkpoint_version);
+      p_job.key_generation, p_job.has_effects, p_job.ordering_key, p_job.cohort, p_job.checkpoint, p_job.checkpoint_version, p_job.run_id, p_job.run_epoch);
 end $$;
 comment on function {{schema}}.finish({{schema}}.jobs, text, text, jsonb, jsonb) is
   'Moves a locked job to history with this status; its open attempt, if any, gets this outcome. Used by cancel, resolve, the sweeps and settle_lost.';
+
+create function {{schema}}.finish_many(p_jobs uuid[], p_status text, p_error jsonb) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  with gone as (delete from {{schema}}.jobs j where j.id = any(p_jobs) and j.claimed_by is null returning j.*)
+  insert into {{schema}}.history (id, finished_at, run_at, created_at, claim_epoch, deadline, cancel_requested_at, attempt, max_attempts, recoveries,
+      retry_afters, snoozes, releases, generation, pruned_attempts, required_worker_schema, priority, status, effect_class, queue, task, policy_id,
+      unique_scope, unique_key, payload, error, tags, meta, key_generation, has_effects, ordering_key, cohort, checkpoint, checkpoint_version, run_id, run_epoch)
+    select g.id, {{schema}}.now(), g.run_at, g.created_at, g.claim_epoch, g.deadline, g.cancel_requested_at, g.attempt, g.max_attempts, g.recoveries,
+           g.retry_afters, g.snoozes, g.releases, g.generation, g.pruned_attempts, g.required_worker_schema, g.priority, p_status, g.effect_class, g.queue, g.task,
+           g.policy_id, g.unique_scope, g.unique_key, g.payload, p_error, g.tags, g.meta, g.key_generation, g.has_effects, g.ordering_key, g.cohort, g.checkpoint,
+           g.checkpoint_version, g.run_id, g.run_epoch
+      from gone g order by g.id;
+end $$;
+comment on function {{schema}}.finish_many(uuid[], text, jsonb) is
+  'Like finish, for locked jobs that nobody has claimed: all in one statement, since one by one 5,000 took 2 s.';
 
 create function {{schema}}.sweep(p_limit integer default 500, p_skip uuid[] default '{}')
     returns table (job_id uuid, settled text, why text, task text, queue text, claim_epoch bigint, attempt integer, worker_id uuid)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
+  v_found record;
   v_job {{schema}}.jobs;
+  v_busy uuid[] := '{}';
+  v_n integer := 0;
+  v_known integer;
 begin
-  for v_job in
-    select j.* from {{schema}}.jobs j where j.deadline is not null and j.status in ('pending', 'held') and j.deadline <= {{schema}}.now()
-       and j.id <> all(p_skip)
-     order by j.deadline, j.id limit p_limit for update skip locked
+  -- Runs before jobs.
+  perform {{schema}}.return_signals(p_limit);
+  perform {{schema}}.wake_waiting(p_limit);
+  perform {{schema}}.sweep_children(p_limit);
+  -- Their runs first, and again without those that others are at, as in settle_lost.
   loop
-    job_id := v_job.id;
-    task := v_job.task;
-    queue := v_job.queue;
-    claim_epoch := v_job.claim_epoch;
-    attempt := v_job.attempt;
-    worker_id := v_job.claimed_by;
-    why := 'DeadlineExceeded';
-    begin
-      perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'DeadlineExceeded', 'message', 'it had not started by its deadline', 'deadline', v_job.deadline));
-      settled := 'failed';
-    exception when others then
-      settled := 'error: ' || sqlstate;
-    end;
-    return next;
+    v_known := cardinality(v_busy);
+    for v_found in
+      select j.id, j.run_id from {{schema}}.jobs j where j.deadline is not null and j.status in ('pending', 'held') and j.deadline <= {{schema}}.now()
+         and j.id <> all(p_skip)
+         and (j.run_id = any(v_busy)) is not true
+       order by j.deadline, j.id limit p_limit - v_n
+    loop
+      continue when v_found.run_id = any(v_busy);
+      if not {{schema}}.run_is_free(v_found.run_id) then
+        v_busy := v_busy || v_found.run_id;
+        continue;
+      end if;
+      p_skip := p_skip || v_found.id;
+      select j.* into v_job from {{schema}}.jobs j where j.id = v_found.id and j.status in ('pending', 'held') and j.deadline <= {{schema}}.now() for update skip locked;
+      continue when not found;
+      job_id := v_job.id;
+      task := v_job.task;
+      queue := v_job.queue;
+      claim_epoch := v_job.claim_epoch;
+      attempt := v_job.attempt;
+      worker_id := v_job.claimed_by;
+      why := 'DeadlineExceeded';
+      begin
+        perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'DeadlineExceeded', 'message', 'it had not started by its deadline', 'deadline', v_job.deadline));
+        settled := 'failed';
+      exception when others then
+        settled := 'error: ' || sqlstate;
+      end;
+      v_n := v_n + 1;
+      return next;
+    end loop;
+    exit when v_n >= p_limit or cardinality(v_busy) = v_known;
   end loop;
-  for v_job in
-    select j.* from {{schema}}.jobs j where j.status = 'pending' and j.attempt >= j.max_attempts and j.id <> all(p_skip)
-     order by j.id limit p_limit for update skip locked
+  v_n := 0;
   loop
-    job_id := v_job.id;
-    task := v_job.task;
-    queue := v_job.queue;
-    claim_epoch := v_job.claim_epoch;
-    attempt := v_job.attempt;
-    worker_id := v_job.claimed_by;
-    why := 'AttemptsExhausted';
-    begin
-      perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'AttemptsExhausted', 'message', format('it has used %s of %s attempts', v_job.attempt, v_job.max_attempts)));
-      settled := 'failed';
-    exception when others then
-      settled := 'error: ' || sqlstate;
-    end;
-    return next;
+    v_known := cardinality(v_busy);
+    for v_found in
+      select j.id, j.run_id from {{schema}}.jobs j where j.status = 'pending' and j.attempt >= j.max_attempts and j.id <> all(p_skip)
+         and (j.run_id = any(v_busy)) is not true
+       order by j.id limit p_limit - v_n
+    loop
+      continue when v_found.run_id = any(v_busy);
+      if not {{schema}}.run_is_free(v_found.run_id) then
+        v_busy := v_busy || v_found.run_id;
+        continue;
+      end if;
+      p_skip := p_skip || v_found.id;
+      select j.* into v_job from {{schema}}.jobs j where j.id = v_found.id and j.status = 'pending' and j.attempt >= j.max_attempts for update skip locked;
+      continue when not found;
+      job_id := v_job.id;
+      task := v_job.task;
+      queue := v_job.queue;
+      claim_epoch := v_job.claim_epoch;
+      attempt := v_job.attempt;
+      worker_id := v_job.claimed_by;
+      why := 'AttemptsExhausted';
+      begin
+        perform {{schema}}.finish(v_job, 'failed', null, null, jsonb_build_object('type', 'AttemptsExhausted', 'message', format('it has used %s of %s attempts', v_job.attempt, v_job.max_attempts)));
+        settled := 'failed';
+      exception when others then
+        settled := 'error: ' || sqlstate;
+      end;
+      v_n := v_n + 1;
+      return next;
+    end loop;
+    exit when v_n >= p_limit or cardinality(v_busy) = v_known;
   end loop;
 end $$;
 comment on function {{schema}}.sweep(integer, uuid[]) is
-  'Ends waiting jobs whose deadline has passed or whose attempts are used up, and returns them. Answers error and the SQLSTATE for one that it could not end. Repeat, with those in p_skip, until it returns nothing.';
+  'Wakes jobs whose wait for a signal has lasted its time, or for a child is over, and gives signals of runs to others whose jobs have ended without taking them. Ends waiting jobs whose deadline has passed or whose attempts are used up, and returns them. Answers error and the SQLSTATE for one that it could not end. Repeat, with those in p_skip, until it returns nothing.';
 
 create function {{schema}}.prune(p_limit integer default 1000) returns integer
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -283,9 +358,9 @@ begin
        and not exists (select from {{schema}}.jobs j where j.id = o.job_id) and not exists (select from {{schema}}.history h where h.id = o.job_id)
      order by o.since limit p_limit for update of o skip locked));
   get diagnostics v_n = row_count;
-  return v_total + v_n + {{schema}}.prune_effects(p_limit) + {{schema}}.prune_orderings(p_limit);
+  return v_total + v_n + {{schema}}.prune_effects(p_limit) + {{schema}}.prune_orderings(p_limit) + {{schema}}.prune_runs(p_limit) + {{schema}}.prune_steps(p_limit);
 end $$;
-comment on function {{schema}}.prune(integer) is 'Forgets expired keys, ordering keys without jobs, workers that ended over a week ago, how attempts came to be unknown of jobs that retention has dropped, and settled effects whose jobs are gone from history; at most p_limit of each. Returns how many; repeat until 0.';
+comment on function {{schema}}.prune(integer) is 'Forgets expired keys, ordering keys without jobs, workers that ended over a week ago, how attempts came to be unknown of jobs that retention has dropped, settled effects and steps whose jobs are gone from history, and runs that ended longer ago than history is kept; at most p_limit of each. Returns how many; repeat until 0.';
 
 -- What every worker asks every few seconds, in one statement: an idle worker should cost next to nothing. The survey comes
 -- first, so that nobody waits for it at the leader's row; what it refuses must not keep this worker from leading.
@@ -313,12 +388,28 @@ begin
     return query select 'duty'::text, 'settle_lost'::text, null::integer;
   end if;
   if exists (select from {{schema}}.jobs d where d.deadline is not null and d.status in ('pending', 'held') and d.deadline <= {{schema}}.now())
-     or exists (select from {{schema}}.jobs e where e.status = 'pending' and e.attempt >= e.max_attempts) then
+     or exists (select from {{schema}}.jobs e where e.status = 'pending' and e.attempt >= e.max_attempts)
+     or exists (select from {{schema}}.jobs s where s.status = 'held' and s.held_reason in ('signal', 'child') and s.run_at <= {{schema}}.now()) then
     return query select 'duty'::text, 'sweep'::text, null::integer;
+  end if;
+  if exists (select from {{schema}}.signals g where g.run_id is not null and g.job_id is not null and g.taken_at is null and g.refused_at is null
+               and not exists (select from {{schema}}.jobs w where w.id = g.job_id and w.generation = g.generation)) then
+    return query select 'duty'::text, 'sweep'::text, null::integer;
+  end if;
+  if exists (select from {{schema}}.child_rechecks k where k.due_at <= {{schema}}.now()) then
+    return query select 'duty'::text, 'sweep'::text, null::integer;
+  end if;
+  if exists (select from {{schema}}.nodes n where n.due) then
+    return query select 'duty'::text, 'carry_on'::text, null::integer;
+  end if;
+  if exists (select from {{schema}}.runs c join {{schema}}.runs p on p.id = c.parent_run
+               where c.parent_run is not null and c.finished_at is null and c.cancel_requested_at is null
+                 and (p.finished_at is not null or p.cancel_requested_at is not null or p.stopping_at is not null)) then
+    return query select 'duty'::text, 'stop_children'::text, null::integer;
   end if;
   if exists (select from {{schema}}.ordering_keys) or exists (select from {{schema}}.ordering_rechecks) then
     return query select 'duty'::text, 'sweep_orderings'::text, null::integer;
   end if;
 end $$;
 comment on function {{schema}}.look(uuid, double precision, double precision, text[], text[]) is
-  'The survey and lead in one call, and for the leader what is due: rows of kind duty name the functions that have something to do (mark_lost, settle_lost, sweep, sweep_orderings). Kind leader: this worker leads; refused: the survey failed, with this SQLSTATE.';
+  'The survey and lead in one call, and for the leader what is due: rows of kind duty name the functions that have something to do (mark_lost, settle_lost, sweep, carry_on, stop_children, sweep_orderings). Kind leader: this worker leads; refused: the survey failed, with this SQLSTATE.';

@@ -23,13 +23,27 @@ create function {{schema}}.cancel(job_id uuid, reason text default null, actor t
 #variable_conflict use_variable
 declare
   v_job {{schema}}.jobs;
+  v_child record;
   v_answer text;
 begin
   perform {{schema}}.ensure_today();
+  perform {{schema}}.lock_run_of(job_id);
   for i in 1 .. 20 loop
     select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
     if found then
-      if v_job.status in ('pending', 'held') then
+      if v_job.held_reason = 'run' then
+        -- It is the child run that is cancelled.
+        update {{schema}}.jobs j set cancel_requested_at = {{schema}}.now() where j.id = job_id and j.cancel_requested_at is null;
+        select c.id, c.finished_at into v_child from {{schema}}.runs c where c.parent_node = job_id;
+        if v_child.id is not null and v_child.finished_at is null then
+          perform {{schema}}.stop_run(v_child.id, jsonb_build_object('type', 'Cancelled', 'message', 'the node that it stands for was cancelled', 'reason', reason));
+        end if;
+        select * into v_job from {{schema}}.jobs j where j.id = job_id;
+      end if;
+      if v_job.run_id is not null and exists (select from {{schema}}.runs c where c.parent_node = job_id and (c.finished_at is null or c.status = 'succeeded')) then
+        -- Its bodies still run, or it has succeeded: nothing is made up over that.
+        v_answer := 'requested';
+      elsif v_job.status in ('pending', 'held') then
         perform {{schema}}.finish(v_job, 'cancelled', null, null,
           jsonb_build_object('type', 'Cancelled', 'message', 'cancelled before it started', 'reason', reason));
         v_answer := 'cancelled';
@@ -72,6 +86,7 @@ declare
   v_holder uuid;
 begin
   perform {{schema}}.ensure_today();
+  perform {{schema}}.lock_run_of(job_id);
   -- It may be reopened by somebody else while we wait for its row in history: then look again.
   for i in 1 .. 20 loop
     select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
@@ -86,9 +101,11 @@ begin
     if v_job.status <> 'pending' and v_job.held_reason is distinct from 'ordering' then
       raise exception using errcode = 'WF012', message = format('job %s is %s, not finished', job_id, v_job.status),
         detail = jsonb_build_object('job_id', job_id, 'status', v_job.status)::text,
-        hint = case v_job.status when 'unknown' then 'Decide its outcome first: taskq jobs resolve.' else 'Wait for it, or cancel it first.' end;
+        hint = case when v_job.status = 'unknown' then 'Decide its outcome first: taskq jobs resolve.'
+          when v_job.held_reason = 'signal' then 'Send what it waits for: taskq jobs signal. Or cancel it first.' else 'Wait for it, or cancel it first.' end;
     end if;
     update {{schema}}.jobs j set run_at = least(j.run_at, {{schema}}.now()) where j.id = job_id;
+    perform {{schema}}.end_sleeps(v_job);
     if v_job.status = 'held' then perform {{schema}}.give_turn(v_job.ordering_key); end if;
     perform {{schema}}.wake(array[v_job.queue]);
     perform {{schema}}.note('retry', job_id::text, actor, reason, jsonb_build_object('answer', 'due', 'run_at', v_job.run_at));
@@ -124,11 +141,14 @@ begin
   end if;
   insert into {{schema}}.jobs (id, run_at, created_at, deadline, claim_epoch, max_attempts, generation, pruned_attempts, required_worker_schema, priority,
       effect_class, queue, task, policy_id, unique_scope, unique_key, payload, tags, meta,
-      key_generation, has_effects, ordering_key, checkpoint, checkpoint_version)
+      key_generation, has_effects, ordering_key, cohort, checkpoint, checkpoint_version, run_id, run_epoch, parent_job)
     values (v_old.id, v_now, v_old.created_at, case when v_old.deadline > v_now then v_old.deadline end, v_old.claim_epoch, v_old.max_attempts,
       v_old.generation + 1, v_old.pruned_attempts, v_old.required_worker_schema, v_old.priority, v_old.effect_class, v_old.queue, v_old.task,
       v_old.policy_id, v_old.unique_scope, v_old.unique_key, v_old.payload, v_old.tags, v_old.meta,
-      v_old.key_generation, v_old.has_effects, v_old.ordering_key, v_old.checkpoint, v_old.checkpoint_version);
+      v_old.key_generation, v_old.has_effects, v_old.ordering_key, v_old.cohort, v_old.checkpoint, v_old.checkpoint_version,
+      v_old.run_id, (select r.run_epoch from {{schema}}.runs r where r.id = v_old.run_id),
+      -- Its parent still waits, unless it has been told of the end before.
+      (select s.job_id from {{schema}}.steps s where s.child_job = job_id and not s.done));
   perform {{schema}}.wake(array[v_old.queue]);
   perform {{schema}}.note('retry', job_id::text, actor, reason,
     jsonb_build_object('answer', 'reopened', 'was', v_old.status, 'finished_at', v_old.finished_at, 'error', v_old.error, 'deadline_dropped', v_old.deadline <= v_now));
@@ -191,6 +211,7 @@ declare
   v_delay double precision := 0;
 begin
   perform {{schema}}.ensure_today();
+  perform {{schema}}.lock_run_of(p_job);
   for i in 1 .. 20 loop
     select * into v_job from {{schema}}.jobs j where j.id = p_job for update;
     exit when found;
@@ -358,6 +379,9 @@ begin
   if action not in ('cancel', 'retry') or cardinality(job_ids) > 1000 then
     raise exception using errcode = 'WF009', message = 'steer_many takes cancel or retry, and at most 1000 jobs', hint = 'Take several batches.';
   end if;
+  if exists (select from {{schema}}.nodes n where n.id = any(job_ids)) then
+    perform {{schema}}.lock_trees(job_ids);
+  end if;
   -- All of them first: the end of one may give the turn to a job of its ordering key that comes before the rest.
   perform from {{schema}}.jobs j where j.id = any(job_ids) order by j.id for update;
   -- A line is cancelled from its end: from its front each would have its turn first, for nothing.
@@ -367,7 +391,7 @@ begin
     why := null;
     begin
       answer := case action when 'cancel' then {{schema}}.cancel(v_id, reason, actor) else {{schema}}.retry(v_id, reason, actor) end;
-    exception when sqlstate 'WF003' or sqlstate 'WF007' or sqlstate 'WF011' or sqlstate 'WF012' or sqlstate 'WF020' then
+    exception when sqlstate 'WF003' or sqlstate 'WF007' or sqlstate 'WF011' or sqlstate 'WF012' or sqlstate 'WF020' or sqlstate 'WF023' then
       answer := 'refused';
       why := sqlerrm;
     end;

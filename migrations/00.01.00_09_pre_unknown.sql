@@ -42,7 +42,7 @@ create function {{schema}}.start_effects(p_worker uuid, p_ids uuid[], p_epochs b
   returns table (job_id uuid, claim_epoch bigint, claimed_by uuid, status text, effect_started_at timestamptz, cancel_requested_at timestamptz,
     effect_class text, lease_holds boolean, task text, queue text, priority smallint, run_at timestamptz, policy_id text, attempt integer,
     max_attempts integer, recoveries integer, retry_afters integer, snoozes integer, releases integer, generation integer,
-    key_generation integer, deadline timestamptz, claimed_at timestamptz, payload_sha256 text, meta_sha256 text)
+    key_generation integer, cohort text, deadline timestamptz, claimed_at timestamptz, payload_sha256 text, meta_sha256 text)
   language plpgsql security definer
   set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
@@ -63,7 +63,7 @@ begin
   return query
     select j.id, j.claim_epoch, j.claimed_by, j.status, j.effect_started_at, j.cancel_requested_at, j.effect_class, v_holds, j.task, j.queue,
            j.priority, greatest(j.run_at, '0001-01-02 00:00:00+00'), j.policy_id, j.attempt, j.max_attempts, j.recoveries, j.retry_afters, j.snoozes,
-           j.releases, j.generation, j.key_generation, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at,
+           j.releases, j.generation, j.key_generation, j.cohort, case when j.deadline < '9000-01-01 00:00:00+00' then j.deadline end, j.claimed_at,
            encode(sha256(convert_to(j.payload::text, 'UTF8')), 'hex'), encode(sha256(convert_to(j.meta::text, 'UTF8')), 'hex')
       from unnest(p_ids) with ordinality as e(id, n) left join {{schema}}.jobs j on j.id = e.id order by e.n;
 end $$;

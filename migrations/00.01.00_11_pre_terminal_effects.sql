@@ -88,10 +88,9 @@ begin
 end $$;
 comment on function {{schema}}.effect_payload(jsonb, {{schema}}.history) is 'The payload of an effect''s job: its template, filled in from the owner''s end.';
 
-create function {{schema}}.effect_job(p_owner {{schema}}.history, p_effect jsonb, p_key text) returns table (job_id uuid, fingerprint bytea)
-  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+create function {{schema}}.effect_job_spec(p_owner {{schema}}.history, p_effect jsonb, p_key text, p_line text) returns jsonb
+  language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  v_payload jsonb := {{schema}}.effect_payload(p_effect -> 'payload', p_owner);
   v_mark jsonb := jsonb_build_object('effect', jsonb_build_object(
     'key', p_key, 'owner_job_id', p_owner.id, 'owner_task', p_owner.task, 'status', p_owner.status, 'generation', p_owner.generation));
 begin
@@ -100,17 +99,26 @@ begin
     raise exception using errcode = 'WF014', message = format('the policy %L of the effect is missing', p_effect ->> 'policy_id'),
       hint = 'Store it again, by a worker that knows the task, and then: taskq effects retry.';
   end if;
-  return query
-    select e.job_id, {{schema}}.effect_fingerprint(p_effect ->> 'task', v_payload)
-      from {{schema}}.enqueue_many(jsonb_build_array(jsonb_build_object(
+  return jsonb_build_object(
           'task', p_effect -> 'task', 'queue', p_effect -> 'queue', 'priority', p_effect -> 'priority', 'max_attempts', p_effect -> 'max_attempts',
           'effect_class', p_effect -> 'effect_class', 'policy_id', p_effect -> 'policy_id',
-          'required_worker_schema', p_effect -> 'required_worker_schema', 'deadline_in', p_effect -> 'deadline',
-          'meta', case when jsonb_typeof(p_owner.meta) = 'object' and octet_length((p_owner.meta || v_mark)::text) <= 131072 then p_owner.meta || v_mark else v_mark end)),
-        array[1], array[v_payload::text]) e;
+          'required_worker_schema', p_effect -> 'required_worker_schema', 'deadline_in', p_effect -> 'deadline', 'ordering', case when p_line is not null then 'continue' end,
+          'meta', case when jsonb_typeof(p_owner.meta) = 'object' and octet_length((p_owner.meta || v_mark)::text) <= 131072 then p_owner.meta || v_mark else v_mark end);
 end $$;
-comment on function {{schema}}.effect_job({{schema}}.history, jsonb, text) is
-  'Enqueues the job of an effect, as the owner''s policy promised it. Raises where that cannot be.';
+comment on function {{schema}}.effect_job_spec({{schema}}.history, jsonb, text, text) is 'How the job of an effect is enqueued, as a spec of enqueue_many. Raises where its policy is missing.';
+
+create function {{schema}}.effect_job(p_owner {{schema}}.history, p_effect jsonb, p_key text, p_line text default null) returns table (job_id uuid, fingerprint bytea)
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_payload jsonb := {{schema}}.effect_payload(p_effect -> 'payload', p_owner);
+begin
+  return query
+    select e.job_id, {{schema}}.effect_fingerprint(p_effect ->> 'task', v_payload)
+      from {{schema}}.enqueue_many(jsonb_build_array({{schema}}.effect_job_spec(p_owner, p_effect, p_key, p_line)),
+        array[1], array[v_payload::text], p_ordering_key => case when p_line is not null then array[p_line] end) e;
+end $$;
+comment on function {{schema}}.effect_job({{schema}}.history, jsonb, text, text) is
+  'Enqueues the job of an effect, as the owner''s policy promised it; under an ordering key, where one is given. Raises where that cannot be.';
 
 -- What of a promise is the matter with the promise itself, by SQLSTATE. Anything else (a lock, a full disk, a lost
 -- connection) is the moment's, and undoes the end, which is then sent again.
@@ -130,11 +138,20 @@ create function {{schema}}.effect_specs(p_effects jsonb) returns table (spec jso
 $$;
 comment on function {{schema}}.effect_specs(jsonb) is 'What a policy promises, in order, each effect under the name that its intents have.';
 
-create function {{schema}}.promise(p_owner {{schema}}.history) returns void
+-- A run that an effect has started, and all that belongs to it, goes on with that effect's chain.
+create function {{schema}}.effect_depth(p_owner {{schema}}.history) returns integer
+  language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  return coalesce((select i.depth from {{schema}}.effect_intents i where i.job_id = p_owner.id),
+    (select r.effect_depth from {{schema}}.runs r where r.id = p_owner.run_id), 0) + 1;
+end $$;
+comment on function {{schema}}.effect_depth({{schema}}.history) is 'The place that the effects of this end have in a chain of effects, from 1.';
+
+-- p_prefix: before the names of these effects. p_line: the ordering key under which their jobs run one after another.
+create function {{schema}}.promise_these(p_owner {{schema}}.history, p_effects jsonb, p_prefix text default '', p_line text default null) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
-  v_effects jsonb;
-  v_depth integer;
+  v_depth integer := {{schema}}.effect_depth(p_owner);
   v_effect record;
   v_job uuid;
   v_print bytea;
@@ -142,16 +159,8 @@ declare
   v_fault text;
   v_error jsonb;
 begin
-  v_depth := coalesce((select i.depth from {{schema}}.effect_intents i where i.job_id = p_owner.id), 0) + 1;
-  select p.spec -> 'effects' into v_effects from {{schema}}.policies p where p.id = p_owner.policy_id;
-  if not found or jsonb_typeof(v_effects) <> 'array' then
-    v_error := jsonb_build_object('type', 'EffectBroken', 'message', format('the policy %s of the owner is missing or cannot be read, so what it promised is not known', p_owner.policy_id));
-    insert into {{schema}}.effect_intents (id, effect_key, owner_job_id, owner_task, generation, name, status, depth, fault, error, created_at)
-      values ({{schema}}.new_id(), format('%s:%s:*', p_owner.id, p_owner.generation), p_owner.id, p_owner.task, p_owner.generation, '*', p_owner.status, v_depth, 'broken', v_error, p_owner.finished_at);
-    return;
-  end if;
   for v_effect in
-    select e.spec, e.name from {{schema}}.effect_specs(v_effects) e where e.spec -> 'on' ? p_owner.status
+    select e.spec, left(p_prefix || e.name, 128) as name from {{schema}}.effect_specs(p_effects) e where e.spec -> 'on' ? p_owner.status
   loop
     v_key := format('%s:%s:%s', p_owner.id, p_owner.generation, v_effect.name);
     v_job := null;
@@ -163,7 +172,7 @@ begin
       v_error := jsonb_build_object('type', 'EffectRefused', 'message', 'it would be the ninth of a chain in which each is the effect of the one before; the limit is 8');
     else
       begin
-        select j.job_id, j.fingerprint into v_job, v_print from {{schema}}.effect_job(p_owner, v_effect.spec, v_key) j;
+        select j.job_id, j.fingerprint into v_job, v_print from {{schema}}.effect_job(p_owner, v_effect.spec, v_key, p_line) j;
       exception when others then
         if not {{schema}}.is_broken(sqlstate) then
           raise;
@@ -175,8 +184,28 @@ begin
     -- The key is unique: a second end of one generation cannot be stored at all.
     insert into {{schema}}.effect_intents (id, effect_key, owner_job_id, owner_task, generation, name, status, task, job_id, fingerprint, depth, undoes, fault, error, created_at)
       values ({{schema}}.new_id(), v_key, p_owner.id, p_owner.task, p_owner.generation, v_effect.name, p_owner.status, v_effect.spec ->> 'task',
-        v_job, v_print, v_depth, coalesce(v_effect.spec -> 'undoes' = 'true', false), v_fault, v_error, p_owner.finished_at);
+        v_job, v_print, v_depth, coalesce(v_effect.spec -> 'undoes' = 'true', false), v_fault, v_error,
+        case when p_line is null then p_owner.finished_at else {{schema}}.now() end);
   end loop;
+end $$;
+comment on function {{schema}}.promise_these({{schema}}.history, jsonb, text, text) is
+  'Makes the intents, and their jobs, of those of these effects that the end of their owner causes.';
+
+create function {{schema}}.promise(p_owner {{schema}}.history) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_effects jsonb;
+  v_depth integer;
+begin
+  select p.spec -> 'effects' into v_effects from {{schema}}.policies p where p.id = p_owner.policy_id;
+  if not found or jsonb_typeof(v_effects) <> 'array' then
+    v_depth := {{schema}}.effect_depth(p_owner);
+    insert into {{schema}}.effect_intents (id, effect_key, owner_job_id, owner_task, generation, name, status, depth, fault, error, created_at)
+      values ({{schema}}.new_id(), format('%s:%s:*', p_owner.id, p_owner.generation), p_owner.id, p_owner.task, p_owner.generation, '*', p_owner.status, v_depth, 'broken',
+        jsonb_build_object('type', 'EffectBroken', 'message', format('the policy %s of the owner is missing or cannot be read, so what it promised is not known', p_owner.policy_id)), p_owner.finished_at);
+    return;
+  end if;
+  perform {{schema}}.promise_these(p_owner, v_effects);
 end $$;
 comment on function {{schema}}.promise({{schema}}.history) is
   'Makes the intents, and their jobs, of the effects that this end of a job causes.';
@@ -230,7 +259,11 @@ begin
       detail = jsonb_build_object('job_id', p_old.id, 'status', p_old.status, 'effect_key', v_own.effect_key)::text, hint = 'What was settled is not carried out any more; enqueue a new job if it must be.';
   end if;
   if found and (exists (select from {{schema}}.jobs o where o.id = v_own.owner_job_id)
-      or exists (select from {{schema}}.history o where o.id = v_own.owner_job_id and o.generation <> v_own.generation)) then
+      or exists (select from {{schema}}.history o where o.id = v_own.owner_job_id and o.generation <> v_own.generation)
+      or exists (select from {{schema}}.runs r where r.id = v_own.owner_job_id and r.generation <> v_own.generation)
+      or v_own.name like 'compensate:%' and exists (select from {{schema}}.nodes n join {{schema}}.runs m on m.id = n.run_id
+          join {{schema}}.runs r on r.id = case when m.items is null then m.id else m.parent_run end
+        where n.id = v_own.owner_job_id and split_part(v_own.name, ':', 2) <> r.generation::text)) then
     raise exception using errcode = 'WF012', message = format('job %s carries out the effect %s, whose owner was reopened since', p_old.id, v_own.effect_key),
       detail = jsonb_build_object('job_id', p_old.id, 'status', p_old.status, 'effect_key', v_own.effect_key)::text, hint = 'The owner''s next end has effects of its own.';
   end if;
@@ -299,6 +332,7 @@ declare
   v_effects jsonb;
   v_job record;
   v_answer text;
+  v_of record;
 begin
   -- Not locked where there is a job: retry locks that first.
   select * into v_intent from {{schema}}.effect_intents i where i.effect_key = effect_key;
@@ -317,6 +351,10 @@ begin
   end if;
   select * into v_owner from {{schema}}.history h
     where h.id = v_intent.owner_job_id and h.generation = v_intent.generation and h.finished_at >= v_intent.created_at - interval '1 day' for update;
+  select * into v_of from {{schema}}.promised_by_run(v_intent);
+  if v_of.effects is not null then
+    v_owner := v_of.owner;
+  end if;
   if v_owner.id is null then
     raise exception using errcode = 'WF011', message = format('the owner %s of effect %s is not in history any more', v_intent.owner_job_id, effect_key),
       detail = jsonb_build_object('job_id', v_intent.owner_job_id)::text, hint = 'Do by hand what the effect would have done, then: taskq effects settle.';
@@ -327,8 +365,8 @@ begin
         case when v_intent.settled_at is not null then 'settled already' when v_intent.job_id is not null then 'retried already' else coalesce(v_intent.fault, 'without a job') end),
       detail = jsonb_build_object('job_id', v_intent.job_id)::text, hint = 'One that was refused for the length of its chain is only settled: taskq effects settle.';
   end if;
-  select p.spec -> 'effects' into v_effects from {{schema}}.policies p where p.id = v_owner.policy_id;
-  if not found or jsonb_typeof(v_effects) <> 'array' then
+  v_effects := coalesce(v_of.effects, (select p.spec -> 'effects' from {{schema}}.policies p where p.id = v_owner.policy_id));
+  if jsonb_typeof(v_effects) is distinct from 'array' then
     raise exception using errcode = 'WF014', message = format('the policy %L of the owner is still missing, or cannot be read', v_owner.policy_id),
       hint = 'Start a worker or client that knows it, or settle the effect: taskq effects settle.';
   end if;
@@ -338,8 +376,8 @@ begin
         settled_reason = 'its policy was there again, and promised anew' where i.id = v_intent.id;
   else
     select j.job_id, j.fingerprint into v_job
-      from (select s.spec from {{schema}}.effect_specs(v_effects) s where s.name = v_intent.name) e
-      cross join lateral {{schema}}.effect_job(v_owner, e.spec, effect_key) j;
+      from (select s.spec from {{schema}}.effect_specs(v_effects) s where left(coalesce(v_of.prefix, '') || s.name, 128) = v_intent.name) e
+      cross join lateral {{schema}}.effect_job(v_owner, e.spec, effect_key, v_of.line) j;
     update {{schema}}.effect_intents i set job_id = v_job.job_id, fingerprint = v_job.fingerprint, fault = null, error = null where i.id = v_intent.id;
   end if;
   perform {{schema}}.note('retry_effect', effect_key, actor, reason, jsonb_build_object('answer', 'enqueued'));
@@ -361,8 +399,10 @@ begin
        and not exists (select from {{schema}}.jobs j where j.id in (i.owner_job_id, i.job_id))
        and not exists (select from {{schema}}.history h where h.id = i.owner_job_id)
        and not exists (select from {{schema}}.history h where h.id = i.job_id)
+       and not exists (select from {{schema}}.runs r where r.id = i.owner_job_id)
+       and not exists (select from {{schema}}.nodes n where n.id = i.owner_job_id)
      order by i.created_at limit p_limit for update skip locked));
   get diagnostics v_n = row_count;
   return v_n;
 end $$;
-comment on function {{schema}}.prune_effects(integer) is 'Forgets up to p_limit intents that are settled and whose owner and job are both gone from history; what is not settled stays. Called by prune.';
+comment on function {{schema}}.prune_effects(integer) is 'Forgets up to p_limit intents that are settled and whose owner and job are both gone, from history and from the runs; what is not settled stays. Called by prune.';

@@ -43,8 +43,9 @@ begin
   if pg_current_xact_id()::text <> p_xid then
     return 'another transaction';
   end if;
-  -- Lock order: workers before jobs. As with every end, the worker need not be live.
+  -- Lock order: workers, runs, jobs. As with every end, the worker need not be live.
   perform from {{schema}}.workers w where w.id = p_worker for key share;
+  perform {{schema}}.lock_run_of(p_job);
   return case {{schema}}.end_attempts(p_worker, array[p_job], array[p_epoch], array['succeeded'], array[p_outcome_id], array[p_result],
     array[null::jsonb], array[0::double precision]) when 1 then 'ended' else 'fenced' end;
 end $$;

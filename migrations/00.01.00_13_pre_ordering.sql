@@ -45,7 +45,10 @@ comment on column {{schema}}.ordering_rechecks.due_at is 'When to look.';
 
 create unique index jobs_ordering_turn on {{schema}}.jobs (ordering_key)
   where ordering_key is not null and (status in ('pending', 'running') or status = 'unknown' and ordering_halt);
-create index jobs_ordering_line on {{schema}}.jobs (ordering_key, id) where ordering_key is not null;
+-- The first and the last of a line are looked up in the order of the key and the id, the key written as a range: where it is
+-- compared with =, the order of the id is enough, and statistics of few keys have all jobs walked over by their primary key.
+-- The one is descending, so that neither serves in place of the other.
+create index jobs_ordering_line on {{schema}}.jobs (ordering_key, id desc) where ordering_key is not null;
 -- Who is next, and whose time has come, are look-ups however long a line is: those that hold up nobody until they are due
 -- (ordering_later) stand in an index of their own.
 create index jobs_ordering_next on {{schema}}.jobs (ordering_key, id)
@@ -78,15 +81,16 @@ comment on function {{schema}}.take_ordering_keys(text[]) is
 
 -- A failed job that halts the key is still in front of what comes, also where the clock has stepped back since.
 create function {{schema}}.last_in_line(p_key text) returns uuid
-  language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off as $$
-  select greatest((select j.id from {{schema}}.jobs j where j.ordering_key = p_key order by j.id desc limit 1),
+  language sql stable security definer set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off as $$
+  select greatest((select j.id from {{schema}}.jobs j where j.ordering_key between p_key and p_key order by j.ordering_key, j.id desc limit 1),
                   (select h.job_id from {{schema}}.ordering_halts h where h.key = p_key order by h.job_id desc limit 1))
 $$;
 comment on function {{schema}}.last_in_line(text) is 'The last job of a line, with those that halt it; null where there is none.';
 
 create function {{schema}}.next_in_line(p_key text) returns uuid
   language plpgsql stable security definer
-  set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
+  set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set enable_sort = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_next record;
 begin
@@ -96,8 +100,8 @@ begin
   end if;
   -- One that waits for something else keeps its place.
   select j.id, j.held_reason into v_next from {{schema}}.jobs j
-    where j.ordering_key = p_key and j.status = 'held' and (j.held_reason <> 'ordering' or j.ordering_later is null)
-    order by j.id limit 1;
+    where j.ordering_key between p_key and p_key and j.status = 'held' and (j.held_reason <> 'ordering' or j.ordering_later is null)
+    order by j.ordering_key, j.id limit 1;
   if v_next.held_reason is distinct from 'ordering'
      or exists (select from {{schema}}.ordering_halts h where h.key = p_key and h.job_id < v_next.id) then
     return null;

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from types import MappingProxyType, TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeAlias, TypeVar, cast, overload
 from uuid import UUID
 
 import anyio.to_thread
@@ -20,22 +20,27 @@ from taskq.client.checks import (
     check_queues,
     check_requests,
     check_resolution,
+    check_signal,
     check_steering,
     check_task_options,
 )
 from taskq.client.requests import JobRequest, OnConflict, build_batch
 from taskq.client.sync import SyncClient
+from taskq.cohorts import Cohort, Cohorts
 from taskq.context import JobContext
 from taskq.db.pools import refuse_in_event_loop
 from taskq.durations import Duration
 from taskq.effects import PromisedEffect, TerminalEffect
 from taskq.errors import ConfigurationError, TaskDefinitionError, UnknownTask
-from taskq.handle import CancelAnswer, Job, JobInfo, ResolveAnswer, RetryAnswer
+from taskq.handle import CancelAnswer, Job, JobInfo, ResolveAnswer, RetryAnswer, SignalAnswer
 from taskq.policy import UNSET, EffectClass, ExecutionPolicy, Ordering, PolicyLayer, Retry, Unset, resolve
 from taskq.promises import lower
 from taskq.reconcile import DidNotHappen, HookAnswer, StillUnknown
 from taskq.settings import check_schema
 from taskq.tasks import AsyncTask, ReconciledDecorator, SyncTask, Task, TaskDecorator
+
+if TYPE_CHECKING:
+    from taskq.workflow.definition import Workflow, WorkflowDecorator
 
 __all__ = ["TaskQ"]
 
@@ -83,6 +88,9 @@ class TaskQ:
         self._layers = (PolicyLayer(queue=queue), layer)
         self._queues = check_queues({} if queues is None else queues)
         self._tasks: dict[str, Task[Any, Any]] = {}
+        self._workflows: dict[str, Workflow[..., Any]] = {}
+        self._cohorts = Cohorts()
+        self._cohorts.meet(layer.cohort for layer in self._queues.values())
         self._lock = threading.Lock()
         self._server: Any = None
         self._async_client: AsyncClient | None = None
@@ -95,6 +103,11 @@ class TaskQ:
     def tasks(self) -> Mapping[str, Task[Any, Any]]:
         """The registered tasks by name."""
         return MappingProxyType(self._tasks)
+
+    @property
+    def cohorts(self) -> Mapping[str, Cohort]:
+        """The cohorts that tasks, queues, defaults and calls have named so far, by name; workers publish them."""
+        return MappingProxyType(self._cohorts.known())
 
     def get_task(self, name: str) -> Task[Any, Any]:
         """A task by name.
@@ -136,6 +149,7 @@ class TaskQ:
         max_snoozes: int | Unset = UNSET,
         effects: Iterable[TerminalEffect] | Unset = UNSET,
         ordering: Ordering | Unset | None = UNSET,
+        cohort: Cohort | Unset | None = UNSET,
         process: bool = False,
         reconcile: Callable[..., _Undecided | Coroutine[Any, Any, _Undecided]] | None = None,
         reconcile_retry: Retry | None = None,
@@ -160,6 +174,7 @@ class TaskQ:
         max_snoozes: int | Unset = UNSET,
         effects: Iterable[TerminalEffect] | Unset = UNSET,
         ordering: Ordering | Unset | None = UNSET,
+        cohort: Cohort | Unset | None = UNSET,
         process: bool = False,
     ) -> ReconciledDecorator[R]: ...
     def task(
@@ -196,7 +211,8 @@ class TaskQ:
                 max_attempts, timeout, deadline (from enqueue), effect_class (``"pure"``, ``"idempotent"`` or
                 ``"side_effecting"``), max_recoveries, max_retry_afters, max_snoozes, effects (what runs once the job
                 has ended: a list of ``TerminalEffect``), ordering (``"halt"`` or ``"continue"``: what becomes of the
-                rest of an ordering key while a job has failed). Durations as ``"30s"`` or seconds. Without a retry:
+                rest of an ordering key while a job has failed), cohort (a ``Cohort``: how many run at once, across
+                all tasks with it). Durations as ``"30s"`` or seconds. Without a retry:
                 three attempts, about 5 s and 10 s apart; one for ``side_effecting``.
 
         Raises:
@@ -209,6 +225,7 @@ class TaskQ:
         if reconcile is None and reconcile_retry is not None:
             raise TaskDefinitionError("reconcile_retry says nothing without a hook; give reconcile= as well")
         options = check_task_options(layer)
+        self._cohorts.meet([options.cohort])
 
         def register(function: Callable[..., Any]) -> Task[Any, Any]:
             is_async = hasattr(function, "__code__") and bool(function.__code__.co_flags & 0x80)
@@ -229,6 +246,90 @@ class TaskQ:
 
         return register if fn is None else register(fn)
 
+    # Workflows ------------------------------------------------------------------------------------------------------
+
+    @property
+    def workflows(self) -> Mapping[str, Workflow[..., Any]]:
+        """The registered workflows by name."""
+        return MappingProxyType(self._workflows)
+
+    def get_workflow(self, name: str) -> Workflow[..., Any]:
+        """A workflow by name.
+
+        Raises:
+            UnknownTask: There is none of that name.
+        """
+        try:
+            return self._workflows[name]
+        except KeyError:
+            known = ", ".join(sorted(self._workflows)) or "none"
+            raise UnknownTask(
+                f"there is no workflow {name!r}; known are: {known}. Import the module that registers it"
+            ) from None
+
+    @overload
+    def workflow(self, fn: Callable[P, R], /) -> Workflow[P, R]: ...
+    @overload
+    def workflow(
+        self,
+        *,
+        name: str | None = None,
+        on_failure: Literal["cancel", "finish"] | None = None,
+        effects: Iterable[TerminalEffect] = (),
+        receipts: int = 100,
+    ) -> WorkflowDecorator: ...
+    def workflow(  # type: ignore[misc]
+        self,
+        fn: Callable[..., Any] | None = None,
+        /,
+        *,
+        name: str | None = None,
+        on_failure: Literal["cancel", "finish"] | None = None,
+        effects: Iterable[TerminalEffect] = (),
+        receipts: int = 100,
+    ) -> Any:
+        """Register a function as a workflow: ``@app.workflow`` or ``@app.workflow(on_failure="finish")``.
+
+        The function wires tasks by ``step`` and runs once, on symbols, when its plan is first asked for.
+
+        Args:
+            fn: The function, a plain ``def``.
+            name: What it is called on runs; the function's own name by default.
+            on_failure: What a failure that nothing handles does to the rest of the run: ``"cancel"`` it, which is the
+                default, or let what does not depend on it ``"finish"``.
+            effects: What runs once a run has ended: ``TerminalEffect``s, whose ``Ref.arg`` is an argument of the
+                workflow, ``Ref.result`` its result, ``Ref.job_id`` the run's id.
+            receipts: How many transitions of a run stay on record, the newest.
+
+        Raises:
+            TaskDefinitionError: The function cannot be a workflow, or the name is taken.
+            InvalidPolicy: An option is not valid.
+        """
+        from taskq.workflow.definition import Workflow
+
+        localns = sys._getframe(1).f_locals
+
+        def register(function: Callable[..., Any]) -> Workflow[..., Any]:
+            made: Workflow[..., Any] = Workflow(
+                self, function, name=name, on_failure=on_failure, effects=effects, receipts=receipts, localns=localns
+            )
+            if made.name in self._workflows:
+                raise TaskDefinitionError(
+                    f"two workflows are named {made.name!r}: {_place(self._workflows[made.name].fn)} and "
+                    f"{_place(function)}; give one of them another name=, since runs are stored under it"
+                )
+            for hidden in made.hidden:
+                if hidden.name in self._tasks:
+                    raise TaskDefinitionError(
+                        f"there is a task {hidden.name!r}, which is what workflow {made.name} calls a hidden task of "
+                        "its own; give one of them another name="
+                    )
+            self._workflows[made.name] = made
+            self._tasks |= {hidden.name: hidden for hidden in made.hidden}
+            return made
+
+        return register if fn is None else register(fn)
+
     def resolve_policy(
         self, *layers: PolicyLayer, owner: Task[Any, Any] | None = None, chain: tuple[str, ...] = ()
     ) -> ExecutionPolicy:
@@ -240,13 +341,14 @@ class TaskQ:
             chain: The tasks whose effects led to this one.
 
         Raises:
-            InvalidPolicy: A value is not valid; the message names the field.
+            InvalidPolicy: A value is not valid; the message names the field. Or a cohort has another limit elsewhere.
             UnknownTask: An effect names a task that is not registered.
         """
 
         def promise(effects: tuple[TerminalEffect, ...]) -> tuple[PromisedEffect, ...]:
             return () if owner is None else lower(effects, owner, chain)
 
+        self._cohorts.meet(layer.cohort for layer in (*layers, *self._layers))
         queue = resolve(*layers, *self._layers).queue
         if queue in self._queues:
             layers = (*layers, PolicyLayer(queue=queue), self._queues[queue])
@@ -331,6 +433,41 @@ class TaskQ:
         """Like ``cancel``, for code without an event loop."""
         refuse_in_event_loop("cancel_sync")
         return cast(CancelAnswer, self._sync.call("cancel", *check_steering(job_id, reason, actor)))
+
+    async def signal(
+        self, job_id: UUID | str, name: str, payload: Any = None, *, key: str | None = None
+    ) -> SignalAnswer:
+        """Send a signal to a job, whose body waits for it with ``ctx.wait_for``, or will.
+
+        It is kept until it is taken. In a transaction of your own, ``select taskq.send_signal(id, name, payload, key)``
+        does the same.
+
+        Args:
+            job_id: The job.
+            name: What the body waits for.
+            payload: JSON's own values, dataclasses and so on; 8 MiB of JSON at most.
+            key: Sent again under one key, it is there once.
+
+        Returns:
+            ``sent``, or ``already``: it was sent before under this key.
+
+        Raises:
+            JobNotFound: There is no such job.
+            WrongState: It has finished.
+            SignalConflict: Another payload was sent under this key.
+            TooManySignals: 10,000 that nobody has taken wait already (``installation.max_waiting_signals``).
+            PayloadError: The payload cannot be stored.
+            InvalidRequest: The name or the key is not valid.
+        """
+        answer = await (await self._open_async()).call("send_signal", *check_signal(job_id, name, payload, key))
+        return cast(SignalAnswer, answer)
+
+    def signal_sync(
+        self, job_id: UUID | str, name: str, payload: Any = None, *, key: str | None = None
+    ) -> SignalAnswer:
+        """Like ``signal``, for code without an event loop."""
+        refuse_in_event_loop("signal_sync")
+        return cast(SignalAnswer, self._sync.call("send_signal", *check_signal(job_id, name, payload, key)))
 
     async def retry(self, job_id: UUID | str, reason: str | None = None, *, actor: str | None = None) -> RetryAnswer:
         """Reopen a failed or cancelled job with fresh counters (``reopened``), or make a waiting one due (``due``).
@@ -450,7 +587,7 @@ class TaskQ:
     async def close(self) -> None:
         """Close the connections of this event loop and of all threads. An embedded server stops with its last user."""
         if self._async_client is not None:
-            await self._async_client.pool.close()
+            await self._async_client.close()
         await anyio.to_thread.run_sync(self.close_sync)
 
     def close_sync(self) -> None:

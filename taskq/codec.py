@@ -30,7 +30,7 @@ from taskq.codec_values import MAX_DEPTH, check, join, plain
 from taskq.context import JobContext
 from taskq.errors import PayloadError, PayloadMisfit, ResultNotStorable
 
-__all__ = ["MAX_DEPTH", "MAX_PAYLOAD_BYTES", "TaskCodec", "decode_any", "encode_any"]
+__all__ = ["MAX_DEPTH", "MAX_PAYLOAD_BYTES", "TaskCodec", "decode_any", "encode_any", "read_back"]
 
 MAX_PAYLOAD_BYTES: Final = 8 * 1024 * 1024
 """The most bytes of JSON text that arguments or a result may have; the database has the same default."""
@@ -68,6 +68,7 @@ class TaskCodec:
         "_result",
         "_result_fast",
         "_result_type",
+        "_returns",
         "takes_context",
     )
 
@@ -100,15 +101,25 @@ class TaskCodec:
         if len(named) < len(parameters):
             self._rest_type = _rest_type(name, parameters[-1].name, hints.get(parameters[-1].name, Any))
             self._rest = decoder(self._rest_type)
-        self._result_type = readable(name, "the result", hints.get("return", Any))
+        self._returns = hints.get("return", Any)
+        self._result_type = readable(name, "the result", self._returns)
         self._result_fast = exact_types(self._result_type) or frozenset()
         self._result = decoder(self._result_type)
 
-    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-        """Bind arguments to parameter names and give the JSON text of the payload. Defaults are not written down.
+    @property
+    def result_type(self) -> Any:
+        """The type that the function is annotated to return; ``Any`` where it is not."""
+        return self._returns
+
+    def declared(self, name: str) -> Any:
+        """The type that a parameter is annotated with; ``Any`` where it is not."""
+        return self._declared.get(name, Any)
+
+    def bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments by parameter name, without defaults.
 
         Raises:
-            PayloadError: An argument is missing, unknown or cannot be stored; ``path`` says where.
+            PayloadError: One is missing or unknown.
         """
         try:
             bound: dict[str, Any] = self._bind(*args, **kwargs)
@@ -117,6 +128,15 @@ class TaskCodec:
             if said.startswith(f"{self._name}()"):
                 raise PayloadError(f"{said}; call it with the parameters of the task", path=_named_in(said)) from None
             raise
+        return bound
+
+    def encode(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+        """Bind arguments to parameter names and give the JSON text of the payload. Defaults are not written down.
+
+        Raises:
+            PayloadError: An argument is missing, unknown or cannot be stored; ``path`` says where.
+        """
+        bound = self.bind(args, kwargs)
         if self._rest is not None:
             return self._encode_slowly(bound)
         for name, value in bound.items():
@@ -191,7 +211,7 @@ class TaskCodec:
         try:
             text = encode_any(value, "result", self._max_bytes, text_keys=declared is not Any)
             if not exact and declared is not Any:
-                self._check_result(value, text)
+                read_back(value, text, declared, "result", self._result.decode)
         except PayloadError as exc:
             raise ResultNotStorable(
                 f"the result of {self._name} cannot be stored: {exc}. The body has run, and is not run again for this"
@@ -254,25 +274,6 @@ class TaskCodec:
             )
         return f"{name} takes {type_name(declared)}; pass that, or annotate the parameter with the type of the value"
 
-    def _check_result(self, value: Any, text: str) -> None:
-        declared = type_name(self._result_type)
-        try:
-            back = self._result.decode(text)
-        except Exception as exc:
-            path = _pinpoint(self._result.decode, text, _said(exc)[1])
-            where = join_paths("result", path)
-            raise PayloadError(f"{where}: {_said(exc)[0]}; it is annotated {declared}", path=where) from None
-        try:
-            found = difference(value, back, "result")
-        except RecursionError:
-            raise _too_deep("result") from None
-        if found:
-            raise PayloadError(
-                f"{found}: {type(value).__name__} would not come back equal from {declared}, as it is annotated; "
-                "return what is annotated, or annotate what is returned",
-                path=found,
-            )
-
     def _decode_open(self, payload: str | bytes) -> dict[str, Any]:
         raw = msgspec.json.decode(payload, type=dict[str, msgspec.Raw])
         if self._context in raw:
@@ -324,6 +325,39 @@ def encode_any(value: Any, path: str, max_bytes: int = MAX_PAYLOAD_BYTES, *, tex
     return text
 
 
+def read_back(value: Any, text: str, declared: Any, path: str, read: Callable[[Any], Any]) -> Any:
+    """What is read back from the text of a value: the value itself where that is equal.
+
+    Args:
+        value: The value.
+        text: What ``encode_any`` made of it.
+        declared: Its type; with ``Any`` it comes back in JSON's own types, equal or not.
+        path: What to call it in complaints.
+        read: Decodes that type.
+
+    Raises:
+        PayloadError: It does not fit the type, or would not come back equal.
+    """
+    if declared is Any:
+        return decode_any(text)
+    try:
+        back = read(text)
+    except Exception as exc:
+        where = join_paths(path, _pinpoint(read, text, _said(exc)[1]))
+        raise PayloadError(f"{where}: {_said(exc)[0]}; it is annotated {type_name(declared)}", path=where) from None
+    try:
+        found = difference(value, back, path)
+    except RecursionError:
+        raise _too_deep(path) from None
+    if found:
+        raise PayloadError(
+            f"{found}: {type(value).__name__} would not come back equal from {type_name(declared)}, as it is "
+            "annotated; return what is annotated, or annotate what is returned",
+            path=found,
+        )
+    return value
+
+
 def decode_any(text: str | bytes | None) -> Any:
     """What a JSON text says, in JSON's own types; None for no text.
 
@@ -364,7 +398,7 @@ def _rest_type(name: str, parameter: str, declared: Any) -> Any:
     return dict[str, readable(name, f"**{parameter}", declared)]  # type: ignore[misc]
 
 
-def _pinpoint(decode: Callable[[bytes], Any], text: str, path: str) -> str:
+def _pinpoint(decode: Callable[[Any], Any], text: str, path: str) -> str:
     """A path whose ``[...]`` are the keys that they stand for, as far as trying them one by one finds out."""
     holder: Any = [msgspec.json.decode(text)]
     root, last = holder, 0

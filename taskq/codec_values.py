@@ -37,7 +37,14 @@ def plain(value: Any, path: str, *, text_keys: bool) -> Any:
         PayloadError: Something in it cannot be taken apart.
     """
     try:
-        return msgspec.to_builtins(value, builtin_types=_KEPT, str_keys=text_keys, enc_hook=_unknown_to_plain)
+        try:
+            # Sets in one order, whatever their hashes: equal values have one text.
+            return msgspec.to_builtins(
+                value, builtin_types=_KEPT, str_keys=text_keys, order="deterministic", enc_hook=_unknown_to_plain
+            )
+        except TypeError:
+            steady = _in_order(value)
+            return msgspec.to_builtins(steady, builtin_types=_KEPT, str_keys=text_keys, enc_hook=_unknown_to_plain)
     except RecursionError:
         raise
     except TypeError as exc:
@@ -85,6 +92,16 @@ def join(path: str, key: object) -> str:
     if type(key) is str:
         return f"{path}.{key}" if key.isidentifier() else f"{path}[{_shown(key)}]"
     return f"{path}[{_shown(key)}]"
+
+
+def _in_order(value: Any) -> Any:
+    """Sets whose elements cannot be compared as lists in the order of their JSON texts."""
+    if isinstance(value, (set, frozenset)):
+        made = [_in_order(each) for each in value]
+        return sorted(made, key=lambda each: msgspec.json.encode(each, enc_hook=_unknown_to_plain))
+    if isinstance(value, (list, tuple)):
+        return [_in_order(each) for each in value]
+    return {key: _in_order(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
 def _unknown_to_plain(value: Any) -> Any:

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID, uuid4
 
 import msgspec
 
+from taskq.durations import Duration
 from taskq.effects import EffectOrigin
 from taskq.errors import CheckpointNotLoaded, JobCancelled
-from taskq.idempotency import idempotency_key
+from taskq.idempotency import idempotency_key, step_key
 from taskq.telemetry import get_logger
 
 if TYPE_CHECKING:
+    from taskq.children import Child, Start
+    from taskq.durable import Steps
+    from taskq.outcomes import TimedOut
+    from taskq.steps import Key, Offer, Record
+    from taskq.tasks import BoundTask, Task
     from taskq.transaction import SyncTransaction, Transaction
+    from taskq.workflow.runs import Starts
 
 __all__ = ["JobContext"]
 
 T = TypeVar("T")
+P = ParamSpec("P")
+
+
+StepClass = Literal["pure", "idempotent", "side_effecting"]
 
 
 class Saved(NamedTuple):
@@ -41,6 +52,27 @@ class BodyServices(Protocol):
 
     async def load(self, ctx: JobContext, kind: Any) -> Saved:
         """See ``JobContext.load_checkpoint``; the value is of that type."""
+
+    async def load_steps(self, ctx: JobContext) -> dict[Key, Record]:
+        """What earlier attempts of this generation have recorded."""
+
+    async def record_step(self, ctx: JobContext, key: Key, text: str) -> None:
+        """Record what a step gave, as JSON text."""
+
+    async def begin_sleep(self, ctx: JobContext, key: Key, seconds: float) -> float:
+        """Record when a sleep ends, once; give the seconds that are left."""
+
+    async def begin_wait(self, ctx: JobContext, key: Key, seconds: float | None) -> Offer:
+        """Record what the body waits for, once; give what there is for it."""
+
+    async def take_signal(self, ctx: JobContext, key: Key, signal: int, refused: str | None) -> bool:
+        """Give a signal to a wait, or note why it fits nothing; False where it must be asked for anew."""
+
+    async def begin_child(self, ctx: JobContext, key: Key, start: Start, new: bool) -> Child:
+        """Start a child, once, or look at it; give how it stands. ``new``: nothing is on record of it."""
+
+    async def leave_steps(self, ctx: JobContext, left: Sequence[Key]) -> None:
+        """Note which recorded steps a body that has returned did not ask for."""
 
     def transaction(self, ctx: JobContext) -> AbstractAsyncContextManager[Transaction]:
         """See ``JobContext.transaction``."""
@@ -75,6 +107,8 @@ class JobContext:
         "_meta",
         "_saved",
         "_services",
+        "_steps",
+        "_suspends",
         "attempt",
         "cancel_requested",
         "claim_epoch",
@@ -102,6 +136,7 @@ class JobContext:
         meta: str | Mapping[str, Any] | None = None,
         key_generation: int | None = None,
         services: BodyServices | None = None,
+        suspends: bool = True,
     ) -> None:
         self.job_id = job_id
         self.task = task
@@ -118,6 +153,8 @@ class JobContext:
         self._key_generation = key_generation
         self._services = services
         self._saved: Saved | None = None
+        self._steps: Steps | None = None
+        self._suspends = suspends
 
     @classmethod
     def local(cls, task: str, *, queue: str = "default") -> JobContext:
@@ -141,9 +178,12 @@ class JobContext:
         """A key for outside providers, so that they can refuse a repetition.
 
         The same for every attempt of this job: its id as text, and ``:gN`` behind it where the job was reopened after
-        a terminal effect with ``undoes=True`` had undone it, for then the same work is a new effect.
+        a terminal effect with ``undoes=True`` had undone it, for then the same work is a new effect. Inside of a step's
+        function it is the step's: with the step's name behind it, and ``#n`` from the second call of one name on.
         """
-        return idempotency_key(self.job_id, self._key_generation)
+        key = idempotency_key(self.job_id, self._key_generation)
+        step = None if self._steps is None else self._steps.current
+        return key if step is None else step_key(key, step.name, step.occurrence)
 
     @property
     def logger(self) -> Any:
@@ -263,6 +303,196 @@ class JobContext:
             CheckpointNotLoaded: Neither was called in this attempt.
         """
         return self._known.version
+
+    # Durable bodies --------------------------------------------------------------------------------------------------
+
+    @overload
+    async def step(
+        self, name: str, fn: Callable[P, Coroutine[Any, Any, T]], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T: ...
+    @overload
+    async def step(self, name: str, fn: Callable[P, Awaitable[T]], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def step(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def step(
+        self, name: str, fn: Callable[..., Any], /, *args: Any, effect_class: StepClass, **kwargs: Any
+    ) -> Any: ...
+    async def step(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Call ``fn`` once for this job, whatever ends its attempts, and give what it returned.
+
+        What it returned is recorded under the fence. A later attempt (after a failure, a lost worker, a sleep) is given
+        the record, as the type that ``fn`` is annotated to return, and does not call it. What it raises is not
+        recorded, and goes through the body. Where an attempt ends between the call and the record the next calls it
+        again, so give the outside world ``ctx.idempotency_key``, which is the step's own inside of ``fn``. A plain
+        function blocks the event loop while it runs: ``ctx.step("read", asyncio.to_thread, read, path)`` does not.
+
+        A step is found again by its name and by which call of that name it is: the body must ask for its steps in the
+        same order each time, and for steps that run beside each other under different names.
+
+        Args:
+            name: 1 to 128 printable ASCII characters without spaces, such as ``charge`` or ``page:7``; no ``#``.
+            fn: A function, async or plain.
+            args: Its arguments; they are not recorded.
+            kwargs: More of them, but for ``effect_class``, a keyword of this call: ``"idempotent"`` or ``"pure"``.
+
+        Raises:
+            StepRefused: It cannot be a step; nothing was called.
+            StepMisfit: What is recorded does not fit what ``fn`` returns now; it was not called.
+            StepNotStorable: What ``fn`` gave cannot be stored; it has run.
+            StepConflict: Another value stands on record for it.
+            FencedOut: The attempt is over, or not this worker's any more.
+            DatabaseUnavailable: The database cannot be reached; it may have been recorded.
+        """
+        return await self._own_steps.step(name, fn, args, kwargs)
+
+    @overload
+    def step_sync(self, name: str, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def step_sync(
+        self, name: str, fn: Callable[..., Any], /, *args: Any, effect_class: StepClass, **kwargs: Any
+    ) -> Any: ...
+    def step_sync(self, name: str, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """Like ``step``, for plain functions; ``fn`` is one, too, and runs in the thread of the body.
+
+        Raises:
+            SyncCallInEventLoop: An event loop runs in this thread: ``await ctx.step(...)`` instead.
+        """
+        return self._own_steps.step_sync(name, fn, args, kwargs)
+
+    async def sleep(self, duration: Duration, name: str = "sleep") -> None:
+        """Go on after that time, whatever happens to this worker meanwhile; holds no slot.
+
+        The instant is recorded once, by the database's clock. Where more than about a second is left the attempt ends
+        (``Suspended`` goes through the body; outcome ``suspended``, no attempt is used up), and the job is pending
+        until then. The next attempt runs the body from its beginning, and passes here.
+
+        Args:
+            duration: ``"2h"``, seconds, or a timedelta; with a deadline before its end the job fails.
+            name: What it is recorded under, by the rules of ``step``; an operator sees it.
+
+        Raises:
+            Suspended: To end the attempt; let it pass.
+            StepRefused: It cannot be: inside of a step's function, in a side-effecting task, or by that name.
+            InvalidDuration: The duration cannot be read.
+            FencedOut: The attempt is over, or not this worker's any more.
+            DatabaseUnavailable: The database cannot be reached; it may have been recorded.
+        """
+        await self._own_steps.sleep(name, duration)
+
+    def sleep_sync(self, duration: Duration, name: str = "sleep") -> None:
+        """Like ``sleep``, for plain functions.
+
+        Raises:
+            SyncCallInEventLoop: An event loop runs in this thread: ``await ctx.sleep(...)`` instead.
+        """
+        self._own_steps.sleep_sync(name, duration)
+
+    @overload
+    async def wait_for(self, name: str, kind: type[T], *, timeout: None = None) -> T: ...
+    @overload
+    async def wait_for(self, name: str, kind: type[T], *, timeout: Duration) -> T | TimedOut: ...
+    @overload
+    async def wait_for(self, name: str, kind: Any = Any, *, timeout: Duration | None = None) -> Any: ...
+    async def wait_for(self, name: str, kind: Any = Any, *, timeout: Duration | None = None) -> Any:
+        """Wait for a signal of that name to this job, and give its payload; holds no slot.
+
+        Signals are kept from when they are sent, and taken in that order, each once: taking one and recording that are
+        one. Where none is there the attempt ends (``Suspended`` goes through the body), and the job is held
+        until one comes or the time is up; the next attempt runs the body from its beginning, and is given it here.
+        A payload that does not fit is refused, which stands on record, and the wait goes on.
+
+        Args:
+            name: The signal, as in ``job.signal(name, payload)``.
+            kind: The type of the payload, or a union of types that JSON can tell apart; by default JSON's own types.
+            timeout: ``"3d"``, seconds, or a timedelta, from when the wait began; None for no limit.
+
+        Returns:
+            The payload, or ``TimedOut()`` where the time was up first.
+
+        Raises:
+            Suspended: To end the attempt; let it pass.
+            StepRefused: It cannot be, as with ``sleep``; or ``kind`` is none that JSON can hold.
+            StepMisfit: What was taken by an earlier attempt does not fit ``kind`` now.
+            InvalidDuration: The timeout cannot be read.
+            FencedOut: The attempt is over, or not this worker's any more.
+            DatabaseUnavailable: The database cannot be reached; it may have been taken, and is given again then.
+        """
+        return await self._own_steps.wait_for(name, kind, timeout)
+
+    @overload
+    def wait_for_sync(self, name: str, kind: type[T], *, timeout: None = None) -> T: ...
+    @overload
+    def wait_for_sync(self, name: str, kind: type[T], *, timeout: Duration) -> T | TimedOut: ...
+    @overload
+    def wait_for_sync(self, name: str, kind: Any = Any, *, timeout: Duration | None = None) -> Any: ...
+    def wait_for_sync(self, name: str, kind: Any = Any, *, timeout: Duration | None = None) -> Any:
+        """Like ``wait_for``, for plain functions.
+
+        Raises:
+            SyncCallInEventLoop: An event loop runs in this thread: ``await ctx.wait_for(...)`` instead.
+        """
+        return self._own_steps.wait_for_sync(name, kind, timeout)
+
+    @overload
+    async def child(self, of: Task[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def child(self, of: BoundTask[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    async def child(self, of: Starts[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    async def child(self, of: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Start a job of a task, or a run of a workflow, once, and give what it returned; holds no slot meanwhile.
+
+        It is started under the fence, in the transaction that records it, and so by whatever attempt comes here first,
+        and by no other. The attempt ends (``Suspended`` goes through the body), and the job is held until the child has
+        ended; the next attempt runs the body from its beginning, and is given the result here. How it ended is
+        recorded then, and stands. Cancelling this job cancels its children; a failure of it leaves them alone.
+
+        A child is found again by its name, that of the task or workflow, and by which child of that name it is: start
+        them in the same order each time. ``asyncio.gather`` of several starts them all before the body is suspended.
+
+        Args:
+            of: The task or workflow; ``task.using(...)`` and ``workflow.using(...)`` may say more, but no keys and no
+                connection.
+            args: Its arguments.
+            kwargs: More of them.
+
+        Raises:
+            ChildFailed: It has failed, or was cancelled; the error has the child, and what it failed with.
+            Suspended: To end the attempt; let it pass.
+            StepRefused: It cannot be, as with ``sleep``.
+            StepMisfit: What it gave does not fit what the task returns now.
+            PayloadError: An argument is missing, unknown or cannot be stored; nothing was started.
+            ChildrenTooDeep: This body is the child of a child, 100 times over.
+            ChildBehindParent: The child has the ordering key of this job, or of one above it.
+            FencedOut: The attempt is over, or not this worker's any more.
+            DatabaseUnavailable: The database cannot be reached; it may have been started, and is not started again.
+        """
+        return await self._own_steps.child(of, args, kwargs)
+
+    @overload
+    def child_sync(self, of: Task[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def child_sync(self, of: BoundTask[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    @overload
+    def child_sync(self, of: Starts[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
+    def child_sync(self, of: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Like ``child``, for plain functions.
+
+        Raises:
+            SyncCallInEventLoop: An event loop runs in this thread: ``await ctx.child(...)`` instead.
+        """
+        return self._own_steps.child_sync(of, args, kwargs)
+
+    @property
+    def _own_steps(self) -> Steps:
+        if self._steps is None:
+            from taskq.durable import Steps
+
+            self._steps = Steps(self)
+        return self._steps
+
+    # ------------------------------------------------------------------------------------------------------------------
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """A block whose writes, follow-up jobs and the job's own success commit together, or none of them do.

@@ -18,6 +18,7 @@ from taskq.errors import InvalidPolicy, PayloadError
 
 if TYPE_CHECKING:
     from taskq.tasks import Task
+    from taskq.workflow.definition import Workflow
 
 __all__ = ["EffectInfo", "EffectOrigin", "PromisedEffect", "Ref", "TerminalEffect", "TerminalStatus"]
 
@@ -67,10 +68,11 @@ class Ref:
 
 @dataclass(frozen=True, slots=True, init=False)
 class TerminalEffect:
-    """A task that runs because a job has ended: ``effects=[TerminalEffect(refund, on={"failed"}, ...)]``.
+    """What runs because a job has ended: ``effects=[TerminalEffect(refund, on={"failed"}, ...)]``.
 
     Attributes:
-        task: The task that runs, of the same application; or its name, where it is defined further down.
+        task: The task that runs, of the same application; or its name, where it is defined further down. A workflow
+            starts a run of it: then the effect is settled once the run has started, whatever becomes of it.
         on: The statuses that cause it: ``succeeded``, ``failed``, ``cancelled``; all of them by default.
         payload: For each parameter of that task a value, or a ``Ref`` to something of the job that ended.
         name: What it is called; unique among the effects of one job. The task's name by default.
@@ -81,7 +83,7 @@ class TerminalEffect:
         InvalidPolicy: A value is not valid; the message names it.
     """
 
-    task: Task[..., Any] | str
+    task: Task[..., Any] | Workflow[..., Any] | str
     on: tuple[TerminalStatus, ...]
     payload: Mapping[str, object] = field(compare=False)
     name: str
@@ -90,7 +92,7 @@ class TerminalEffect:
 
     def __init__(
         self,
-        task: Task[..., Any] | str,
+        task: Task[..., Any] | Workflow[..., Any] | str,
         on: Iterable[TerminalStatus] | TerminalStatus = TERMINAL,
         payload: Mapping[str, object] | None = None,
         name: str | None = None,
@@ -98,9 +100,12 @@ class TerminalEffect:
     ) -> None:
         from taskq.policy import check_name
         from taskq.tasks import Task
+        from taskq.workflow.definition import Workflow
 
-        if not isinstance(task, (Task, str)):
-            raise InvalidPolicy(f"the task of an effect is {task!r}; give a task of the application, or its name")
+        if not isinstance(task, (Task, Workflow, str)):
+            raise InvalidPolicy(
+                f"the task of an effect is {task!r}; give a task or a workflow of the application, or its name"
+            )
         task_name = check_name("the task of an effect", task if isinstance(task, str) else task.name)
         object.__setattr__(self, "task", task)
         object.__setattr__(self, "name", check_name("the name of an effect", task_name if name is None else name))

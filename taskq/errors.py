@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, ClassVar
 from uuid import UUID
@@ -89,6 +89,25 @@ class TaskDefinitionError(TaskQError):
     """A function cannot be registered as a task; the message names what about it and the cure."""
 
 
+class WiringError(TaskQError, TypeError):
+    """A workflow function does what only a body can do, or a step stands outside of a workflow."""
+
+
+class PlanError(TaskQError, ValueError):
+    """The wiring of a workflow is wrong; found before anything is stored.
+
+    Attributes:
+        workflow: The workflow.
+        faults: What is wrong, all of it.
+    """
+
+    def __init__(self, workflow: str, faults: Sequence[str]) -> None:
+        self.workflow = workflow
+        self.faults = tuple(faults)
+        said = faults[0] if len(faults) == 1 else "".join(f"\n  {n}. {fault}" for n, fault in enumerate(faults, 1))
+        super().__init__(f"workflow {workflow} cannot run: {said}")
+
+
 class InvalidPolicy(TaskQError, ValueError):
     """A value of a policy is not valid; the message names the field and what it takes."""
 
@@ -128,6 +147,7 @@ class DatabaseRefusal(TaskQError):
         detail: What the database says about it, such as ``job_id``; empty when it gave nothing.
         hint: What to do, as the database puts it.
         job_id: The job that it is about, or None.
+        run_id: The run that it is about, or None.
     """
 
     sqlstate: ClassVar[str] = ""
@@ -137,6 +157,7 @@ class DatabaseRefusal(TaskQError):
         self.detail: dict[str, Any] = dict(detail or {})
         self.hint = hint
         self.job_id = _uuid_or_none(self.detail.get("job_id"))
+        self.run_id = _uuid_or_none(self.detail.get("run_id"))
 
 
 class WorkerNotCapable(DatabaseRefusal):
@@ -251,6 +272,98 @@ class EffectNotFound(DatabaseRefusal):
     sqlstate = "WF021"
 
 
+class SignalConflict(DatabaseRefusal):
+    """Another payload was sent before under the key of this signal; nothing was sent."""
+
+    sqlstate = "WF030"
+
+
+class TooManySignals(DatabaseRefusal):
+    """As many signals wait to be taken as the installation allows (``max_waiting_signals``); nothing was sent.
+
+    Attributes:
+        waiting: How many wait.
+    """
+
+    sqlstate = "WF040"
+
+    def __init__(self, message: str, *, detail: Mapping[str, Any] | None = None, hint: str | None = None) -> None:
+        super().__init__(message, detail=detail, hint=hint)
+        self.waiting: int | None = self.detail.get("waiting")
+
+
+class ChildrenTooDeep(DatabaseRefusal):
+    """The body is the child of a child, 100 times over, and may start none of its own."""
+
+    sqlstate = "WF041"
+
+
+class ChildBehindParent(DatabaseRefusal):
+    """The child has the ordering key of its parent, or of one above, and would wait for the job that waits for it."""
+
+    sqlstate = "WF042"
+
+
+class PlanConflict(DatabaseRefusal):
+    """The run key was used for a run with another plan or input; ``run_id`` names that run."""
+
+    sqlstate = "WF022"
+
+
+class RunNotLive(DatabaseRefusal):
+    """The job is a node's, and its run has ended, is being cancelled, or is at another epoch."""
+
+    sqlstate = "WF023"
+
+
+class PlanRefused(DatabaseRefusal):
+    """A plan is not stored, cannot be stored, or was to be changed under a run."""
+
+    sqlstate = "WF024"
+
+
+class NotAList(DatabaseRefusal):
+    """What a map was given is no list; the node has failed with this."""
+
+    sqlstate = "WF031"
+
+
+class TooManyItems(DatabaseRefusal):
+    """A map was given more items than it may have; the node has failed with this."""
+
+    sqlstate = "WF032"
+
+
+class ResultsTooLarge(DatabaseRefusal):
+    """The results, or outcomes, of a map are larger together than a payload may be; what takes them has failed."""
+
+    sqlstate = "WF033"
+
+
+class ItemsChanged(DatabaseRefusal):
+    """A map that is retried was given other items than those that children of it have succeeded with."""
+
+    sqlstate = "WF034"
+
+
+class RunNotFound(DatabaseRefusal):
+    """There is no such run: never admitted, not committed, or dropped by retention."""
+
+    sqlstate = "WF025"
+
+
+class RunWrongState(DatabaseRefusal):
+    """The run is not in a status that allows this, or what its end promised is not settled."""
+
+    sqlstate = "WF026"
+
+
+class CohortFull(DatabaseRefusal):
+    """As many jobs of the cohort run as its limit lets; `detail` has both. A claim leaves such a job waiting."""
+
+    sqlstate = "WF027"
+
+
 # How jobs end, and how attempts do -----------------------------------------------------------------
 
 
@@ -307,6 +420,43 @@ class JobCancelled(JobNotSucceeded):
     said = "was cancelled"
 
 
+class RunNotSucceeded(TaskQError):
+    """What ``result()`` raises for a run that ended otherwise.
+
+    Attributes:
+        run_id: The run.
+        error: What is on record: ``type``, ``message``, for a failure ``node`` and ``cause``; empty when nothing is.
+    """
+
+    said: ClassVar[str] = "did not succeed"
+
+    def __init__(self, run_id: UUID, error: Mapping[str, Any] | None = None) -> None:
+        self.run_id = run_id
+        self.error: dict[str, Any] = dict(error or {})
+        message = self.error.get("message")
+        super().__init__(f"run {run_id} {self.said}: {message}" if message else f"run {run_id} {self.said}")
+
+
+class RunFailed(RunNotSucceeded):
+    """The run failed: a node did, and nothing handled that."""
+
+    said = "failed"
+
+
+class RunCancelled(RunNotSucceeded):
+    """The run was cancelled; ``error["reason"]`` is what was given for it, None for nothing."""
+
+    said = "was cancelled"
+
+
+class ChildRunFailed(RunFailed):
+    """What a node that stands for a child run fails with, once that run has failed."""
+
+
+class ChildRunCancelled(RunCancelled):
+    """What a node that stands for a child run fails with, once that run was cancelled by itself."""
+
+
 class ResultTimeout(TaskQError, TimeoutError):
     """The job had not finished within the given time; the message says what was seen of it."""
 
@@ -341,6 +491,74 @@ class CheckpointNotLoaded(TaskQError):
     """The body asked for its checkpoint before it was loaded: ``await ctx.load_checkpoint()`` first."""
 
 
+class SuspensionSwallowed(TaskQError):
+    """The body returned although ``ctx.sleep`` or ``ctx.wait_for`` had suspended it: it has caught ``Suspended``.
+
+    Catch ``Exception``, never ``BaseException``; or raise what was caught again.
+    """
+
+
+class StepRefused(TaskQError, ValueError):
+    """A step of a durable body cannot be as it is asked for; its function was not called."""
+
+
+class ChildFailed(TaskQError):
+    """A child that the body started with ``ctx.child`` has failed, or was cancelled; later attempts are told the same.
+
+    Attributes:
+        name: The child.
+        occurrence: Which child of that name, from 1.
+        child_id: Its job, or run; None in a plain call.
+        status: ``failed``, ``cancelled``, or ``gone`` where retention had dropped it before this body looked.
+        error: What it failed with: ``type``, ``message`` and more.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        name: str,
+        occurrence: int,
+        child_id: str | None,
+        status: str,
+        error: Mapping[str, Any],
+    ) -> None:
+        super().__init__(message)
+        self.name = name
+        self.occurrence = occurrence
+        self.child_id = _uuid_or_none(child_id)
+        self.status = status
+        self.error = error
+
+
+class StepConflict(TaskQError):
+    """Another value is recorded for a step than the one that its function has just given; the record stands.
+
+    Attributes:
+        name: The step.
+        occurrence: Which call of that name, from 1.
+    """
+
+    def __init__(self, message: str, *, name: str, occurrence: int) -> None:
+        super().__init__(message)
+        self.name = name
+        self.occurrence = occurrence
+
+
+class StepMisfit(TaskQError):
+    """What is recorded of a step does not fit what its function is annotated to return now; it was not called.
+
+    Attributes:
+        name: The step.
+        occurrence: Which call of that name, from 1.
+    """
+
+    def __init__(self, message: str, *, name: str, occurrence: int) -> None:
+        super().__init__(message)
+        self.name = name
+        self.occurrence = occurrence
+
+
 class TransactionalStepUnsupported(TaskQError):
     """``ctx.transaction()`` cannot hold what it promises here, on no attempt; nothing of the block has run."""
 
@@ -365,6 +583,10 @@ class UnknownTask(TaskQError):
 
 class ResultNotStorable(TaskQError):
     """What the body returned cannot be stored as JSON; the message says where and why."""
+
+
+class StepNotStorable(ResultNotStorable):
+    """What a step gave cannot be stored as JSON; its function has run. The message says where and why."""
 
 
 class AttemptTimeout(TaskQError):

@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.tasks import Task
 
-__all__ = ["CancelAnswer", "Job", "JobInfo", "JobStatus", "ResolveAnswer", "RetryAnswer"]
+__all__ = ["CancelAnswer", "Job", "JobInfo", "JobStatus", "ResolveAnswer", "RetryAnswer", "SignalAnswer"]
 
 R_co = TypeVar("R_co", covariant=True)
 JobStatus: TypeAlias = Literal["pending", "running", "held", "unknown", "succeeded", "failed", "cancelled"]
 CancelAnswer: TypeAlias = Literal["cancelled", "requested", "finished", "unknown", "not_found"]
 RetryAnswer: TypeAlias = Literal["reopened", "due"]
+SignalAnswer: TypeAlias = Literal["sent", "already"]
 ResolveAnswer: TypeAlias = Literal["succeeded", "cancelled", "pending"]
 
 
@@ -57,6 +58,7 @@ class JobInfo:
     unique_scope: str | None
     unique_key: str | None
     ordering_key: str | None
+    cohort: str | None
     tags: tuple[str, ...]
     payload: Mapping[str, Any]
     result: Any
@@ -156,6 +158,14 @@ class Job(Generic[R_co]):
     def retry_sync(self, reason: str | None = None, *, actor: str | None = None) -> RetryAnswer:
         """Like ``retry``, for code without an event loop."""
         return self._app.retry_sync(self.id, reason, actor=actor)
+
+    async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> SignalAnswer:
+        """Send it a signal; see ``TaskQ.signal``."""
+        return await self._app.signal(self.id, name, payload, key=key)
+
+    def signal_sync(self, name: str, payload: Any = None, *, key: str | None = None) -> SignalAnswer:
+        """Like ``signal``, for code without an event loop."""
+        return self._app.signal_sync(self.id, name, payload, key=key)
 
     async def effects(self) -> list[EffectInfo]:
         """The terminal effects that its ends have caused, the newest first, and how each stands."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-__all__ = ["idempotency_key"]
+__all__ = ["idempotency_key", "step_key"]
 
 
 def idempotency_key(job_id: UUID, key_generation: int | None = None) -> str:
@@ -18,3 +18,17 @@ def idempotency_key(job_id: UUID, key_generation: int | None = None) -> str:
             ``undoes=True`` had undone; the same work is then a new effect.
     """
     return str(job_id) if key_generation is None else f"{job_id}:g{key_generation}"
+
+
+def step_key(job_key: str, name: str, occurrence: int = 1) -> str:
+    """The key of a step: its job's, its name behind that, and ``#n`` where it is not the first of that name.
+
+    No two steps of a job share one, nor does a step that of its job in another generation: ``steps.check_name`` keeps
+    names away from both.
+
+    Args:
+        job_key: The key of its job.
+        name: The step.
+        occurrence: Which call of that name, from 1.
+    """
+    return f"{job_key}:{name}" if occurrence == 1 else f"{job_key}:{name}#{occurrence}"

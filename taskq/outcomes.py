@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 
 from taskq.policy import parse_duration
 
-__all__ = ["OutcomeUnknown", "RetryAfter", "Snooze"]
+__all__ = ["OutcomeUnknown", "RetryAfter", "Snooze", "Suspended", "TimedOut"]
 
 
 class _Later(Exception):
@@ -58,3 +61,32 @@ class OutcomeUnknown(Exception):
     Args:
         message: What the body knows; goes on the record.
     """
+
+
+@dataclass(frozen=True, slots=True)
+class TimedOut:
+    """What ``ctx.wait_for`` gives where its time was up before a signal came: a value, to be matched by the body."""
+
+
+class Suspended(BaseException):
+    """Raised by ``ctx.sleep``, ``ctx.wait_for`` and ``ctx.child`` to end the attempt; the body begins anew after them.
+
+    No ``Exception``, so that ``except Exception`` does not stop it. A body that catches it must raise it again: one
+    that returns in spite of it has failed (``SuspensionSwallowed``).
+    """
+
+
+def is_suspension(exc: BaseException) -> bool:
+    """Whether an exception, or all that a group of them holds, says that the body is suspended."""
+    found = list(_leaves(exc))
+    return any(isinstance(one, Suspended) for one in found) and all(
+        isinstance(one, (Suspended, CancelledError)) for one in found
+    )
+
+
+def _leaves(exc: BaseException) -> Iterator[BaseException]:
+    if isinstance(exc, BaseExceptionGroup):
+        for inner in exc.exceptions:
+            yield from _leaves(inner)
+    else:
+        yield exc

@@ -2,7 +2,8 @@
 
 An ``ExecutionPolicy`` is whole and immutable; its id is a hash, and the row of a job carries that id, so that a deploy
 does not change work that is in flight. Layers are partial; ``resolve`` puts them together, the nearest wins. Every way
-of making a job goes through ``resolve``. This module depends on nothing of ours but ``errors`` and ``effects``.
+of making a job goes through ``resolve``. This module depends on nothing of ours but ``errors``, ``effects`` and
+``cohorts``.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final, Literal, TypeAlias
 
+from taskq.cohorts import Cohort
 from taskq.durations import Duration, parse_duration
 from taskq.effects import PromisedEffect, TerminalEffect
 from taskq.errors import InvalidDuration, InvalidPolicy
@@ -279,6 +281,7 @@ class ExecutionPolicy:
         ordering: What becomes of the rest of its ordering key while the job has failed, is unknown or waits out a
             delay: ``"halt"`` holds it, ``"continue"`` lets it go on; None is ``"halt"`` for side-effecting tasks and
             ``"continue"`` for others.
+        cohort: Whose limit the job counts against while it runs; None for none.
 
     Raises:
         InvalidPolicy: A value is out of its bounds; the message names the field and the cure.
@@ -295,6 +298,7 @@ class ExecutionPolicy:
     max_snoozes: int = 1000
     effects: tuple[PromisedEffect, ...] = ()
     ordering: Ordering | None = None
+    cohort: Cohort | None = None
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
@@ -316,6 +320,8 @@ class ExecutionPolicy:
             _check_int(name, getattr(self, name), 0, UNLIMITED)
         if self.ordering not in ("halt", "continue", None):
             raise InvalidPolicy(f"ordering is {_short(self.ordering)}; give 'halt', 'continue' or None")
+        if self.cohort is not None and not isinstance(self.cohort, Cohort):
+            raise InvalidPolicy(f"cohort is {_short(self.cohort)}; give Cohort(name, limit=...) or None")
 
     @property
     def required_worker_schema(self) -> int | None:
@@ -344,6 +350,8 @@ class ExecutionPolicy:
             # Left out where there are none, as policies were stored before there could be any.
             **({"effects": [effect.spec() for effect in self.effects]} if self.effects else {}),
             **{name: value for name in _OPTIONAL if (value := getattr(self, name)) is not None},
+            # Its name alone: a limit that changes is no other policy.
+            **({"cohort": self.cohort.name} if self.cohort else {}),
         }
 
     @classmethod
@@ -362,7 +370,8 @@ class ExecutionPolicy:
         )
         effects = tuple(PromisedEffect.from_spec(effect) for effect in spec.get("effects") or ())
         plain = {name: spec[name] for name in ("queue", "priority", *_PLAIN, *_OPTIONAL) if name in spec}
-        return cls(retry=retry, effects=effects, **plain)
+        cohort = None if spec.get("cohort") is None else Cohort.stored(spec["cohort"])
+        return cls(retry=retry, effects=effects, cohort=cohort, **plain)
 
 
 _PLAIN = (
@@ -408,6 +417,7 @@ class PolicyLayer:
     max_retry_afters: int | Unset = UNSET
     max_snoozes: int | Unset = UNSET
     ordering: Ordering | Unset | None = UNSET
+    cohort: Cohort | Unset | None = UNSET
     effects: Iterable[TerminalEffect] | Unset = UNSET
 
     def __post_init__(self) -> None:

@@ -14,21 +14,22 @@ from typing import TYPE_CHECKING, Any
 from taskq.effects import MOST, PromisedEffect, Ref, TerminalEffect
 from taskq.errors import InvalidPolicy, PayloadError, UnknownTask
 from taskq.policy import ExecutionPolicy
+from taskq.tasks import Task
 
 if TYPE_CHECKING:
-    from taskq.tasks import Task
+    from taskq.workflow.definition import Workflow
 
 __all__ = ["lower", "policies_of"]
 
 
 def lower(
-    effects: tuple[TerminalEffect, ...], owner: Task[..., Any], chain: tuple[str, ...] = ()
+    effects: tuple[TerminalEffect, ...], owner: Task[..., Any] | Workflow[..., Any], chain: tuple[str, ...] = ()
 ) -> tuple[PromisedEffect, ...]:
     """What a job of this task promises under these effects.
 
     Args:
         effects: What the nearest layer says.
-        owner: The task whose jobs have them.
+        owner: The task whose jobs have them, or the workflow whose runs have.
         chain: The tasks whose effects led here.
 
     Raises:
@@ -36,7 +37,8 @@ def lower(
             they started from.
         UnknownTask: An effect names a task that is not registered (yet).
     """
-    chain = (*chain, owner.name)
+    if isinstance(owner, Task):  # else it is a workflow, whose name no effect can lead back to
+        chain = (*chain, owner.name)
     if len(effects) > MOST:
         raise InvalidPolicy(f"task {owner.name} has {len(effects)} effects, the limit is {MOST}; let one do several")
     names = [effect.name for effect in effects]
@@ -53,7 +55,9 @@ def policies_of(policy: ExecutionPolicy) -> Iterator[tuple[str, ExecutionPolicy]
     yield policy.id, policy
 
 
-def _lower(effect: TerminalEffect, owner: Task[..., Any], chain: tuple[str, ...]) -> PromisedEffect:
+def _lower(
+    effect: TerminalEffect, owner: Task[..., Any] | Workflow[..., Any], chain: tuple[str, ...]
+) -> PromisedEffect:
     task = _task_of(effect, owner)
     if task.name in chain:
         path = " -> ".join((*chain[chain.index(task.name) :], task.name))
@@ -80,23 +84,52 @@ def _lower(effect: TerminalEffect, owner: Task[..., Any], chain: tuple[str, ...]
     )
 
 
-def _task_of(effect: TerminalEffect, owner: Task[..., Any]) -> Task[..., Any]:
-    if isinstance(effect.task, str):
-        if effect.task == owner.name:  # which may not be registered yet
-            return owner
-        try:
-            return owner._app.get_task(effect.task)
-        except UnknownTask as exc:
-            raise UnknownTask(f"effect {effect.name} of task {owner.name}: {exc}") from None
-    if effect.task._app is not owner._app:
+def _task_of(effect: TerminalEffect, owner: Task[..., Any] | Workflow[..., Any]) -> Task[..., Any]:
+    found = _named(effect, owner) if isinstance(effect.task, str) else effect.task
+    if found._app is not owner._app:
         raise InvalidPolicy(
-            f"effect {effect.name} of task {owner.name} is the task {effect.task.name!r} of another TaskQ; an effect's "
+            f"effect {effect.name} of task {owner.name} is the task {found.name!r} of another TaskQ; an effect's "
             "task belongs to the same application"
         )
-    return effect.task
+    if isinstance(found, Task):
+        return found
+    if not isinstance(owner, Task):
+        _refuse_circle(found, owner)
+    return found.start_task
 
 
-def _template(effect: TerminalEffect, task: Task[..., Any], owner: Task[..., Any]) -> dict[str, Any]:
+def _named(effect: TerminalEffect, owner: Task[..., Any] | Workflow[..., Any]) -> Task[..., Any] | Workflow[..., Any]:
+    name = str(effect.task)
+    if isinstance(owner, Task) and name == owner.name:  # which may not be registered yet
+        return owner
+    if name not in owner._app.tasks and name in owner._app.workflows:
+        return owner._app.workflows[name]
+    try:
+        return owner._app.get_task(name)
+    except UnknownTask as exc:
+        raise UnknownTask(f"effect {effect.name} of task {owner.name}: {exc}") from None
+
+
+def _refuse_circle(found: Workflow[..., Any], owner: Workflow[..., Any]) -> None:
+    """Refuse runs whose ends would start one another without end; what leads through nodes is bounded when it runs."""
+    left, seen = [[owner.name, found.name]], {found.name}
+    while left:
+        path = left.pop()
+        if path[-1] == owner.name:
+            raise InvalidPolicy(
+                f"effects of runs lead in a circle: {' -> '.join(path)}; a chain of effects must end. Start the next "
+                "run from a task, which decides whether there is one"
+            )
+        for effect in owner._app.workflows[path[-1]].effects if path[-1] in owner._app.workflows else ():
+            name = effect.task if isinstance(effect.task, str) else effect.task.name
+            if not isinstance(effect.task, Task) and name not in seen:
+                seen.add(name)
+                left.append([*path, name])
+
+
+def _template(
+    effect: TerminalEffect, task: Task[..., Any], owner: Task[..., Any] | Workflow[..., Any]
+) -> dict[str, Any]:
     where = f"effect {effect.name} of task {owner.name}"
     takes, open_ended = _parameters(task)
     for name in effect.payload:
@@ -118,7 +151,7 @@ def _template(effect: TerminalEffect, task: Task[..., Any], owner: Task[..., Any
     return template
 
 
-def _reference(ref: Ref, owner: Task[..., Any], where: str) -> dict[str, Any]:
+def _reference(ref: Ref, owner: Task[..., Any] | Workflow[..., Any], where: str) -> dict[str, Any]:
     if ref.kind != "arg":
         return {"of": ref.kind}
     takes, open_ended = _parameters(owner)
@@ -135,7 +168,7 @@ def _reference(ref: Ref, owner: Task[..., Any], where: str) -> dict[str, Any]:
         raise InvalidPolicy(f"{where}: the default of Ref.arg({ref.name!r}) cannot be stored: {exc}") from None
 
 
-def _parameters(task: Task[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
+def _parameters(task: Task[..., Any] | Workflow[..., Any]) -> tuple[dict[str, inspect.Parameter], bool]:
     """The parameters that arguments fill, and whether it takes others by name as well."""
     found = list(inspect.signature(task.fn).parameters.values())[task.takes_context :]
     named = {p.name: p for p in found if p.kind is not p.VAR_KEYWORD}

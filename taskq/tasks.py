@@ -7,7 +7,7 @@ A task is typed like its function: ``enqueue`` takes the same arguments, without
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import (
@@ -36,11 +36,17 @@ from taskq.policy import ExecutionPolicy, PolicyLayer, check_name
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
+    from taskq.effects import TerminalEffect
+    from taskq.workflow.definition import BoundNode
+    from taskq.workflow.symbols import HasStep, Mapped
 
 __all__ = ["AsyncTask", "BoundTask", "ReconciledDecorator", "SyncTask", "Task", "TaskDecorator"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Q = ParamSpec("Q")
+A = TypeVar("A")
+B = TypeVar("B")
 R_result = TypeVar("R_result")
 _Async: TypeAlias = Coroutine[Any, Any, R_result]
 _MAX_SPECS = 1000
@@ -175,6 +181,67 @@ class Task(_Enqueues[P, R]):
             InvalidRequest: Another value is not valid.
         """
         return BoundTask(self, options)
+
+    def step(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """In a workflow function: a node that runs this task. What it gives stands for the result.
+
+        Arguments are values, results of other steps, their parts (``order.total``, ``rows[0]``), and lists, tuples and
+        dicts of them.
+
+        Raises:
+            WiringError: No workflow is being wired.
+        """
+        from taskq.workflow.wiring import current
+
+        return cast(R, current(f"{self.name}.step()").add(self, args, kwargs))
+
+    def map(self: HasStep[A, Q, B], items: Sequence[A], /, *args: Q.args, **kwargs: Q.kwargs) -> Mapped[B]:
+        """In a workflow function: a job of this task for each item of a list that is known only at run time.
+
+        What it gives stands for the list of their results, in the order of the items. The first failure stops the
+        rest and fails the map, unless ``collect`` or ``tally`` takes what became of each.
+
+        Args:
+            items: A result that is a list, a part of one, an argument of the run, or a list. Each goes to the task's
+                first parameter.
+            *args: What all of the children take besides: values, and results of steps.
+            **kwargs: The same by name.
+
+        Raises:
+            WiringError: No workflow is being wired.
+        """
+        from taskq.workflow.maps import Over
+        from taskq.workflow.wiring import current
+
+        task = cast("Task[..., B]", self)
+        return cast("Mapped[B]", current(f"{task.name}.map()").add(task, (items, *args), kwargs, over=Over()))
+
+    def node(
+        self,
+        name: str | None = None,
+        *,
+        after: Iterable[object] = (),
+        compensate: TerminalEffect | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+        **options: Unpack[Using],
+    ) -> BoundNode[P, R]:
+        """This task with options for the node that ``step``, or ``map``, makes of it.
+
+        Args:
+            name: What the node is called; the task's name by default, with a number from the second on.
+            after: Results of steps that it waits for without taking them.
+            compensate: What undoes it: runs, the last node's first, when the run fails or is cancelled after it has
+                succeeded. Of a map each child that has succeeded is undone.
+            at_once: Of a map: how many children have jobs at a time; 1,000 by default.
+            at_most: Of a map: how many items its list may have, else the node fails; 100,000 by default, with
+                ``compensate`` 10,000.
+            **options: Of its job, as ``using`` takes them, but for those of one enqueue: keys, instants, connection.
+        """
+        from taskq.workflow.definition import BoundNode
+        from taskq.workflow.maps import Over
+
+        return BoundNode(self, name, after, compensate, options, Over(at_once, at_most))
 
     def handle(self, job_id: UUID | str) -> Job[R]:
         """The handle of a job of this task that was enqueued before, elsewhere perhaps. Asks the database nothing.

@@ -37,7 +37,14 @@ KEYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ordering_halts": (("key", "job_id"),),
     "task_config": (("name",),),
     "unknowns": (("job_id", "claim_epoch"),),
+    "signals": (("id",),),
+    "steps": (("job_id", "generation", "kind", "name", "occurrence"),),
     "installation": (("one",),),
+    "limits": (("name",),),
+    "runs": (("id",),),
+    "nodes": (("id",), ("run_id", "ix")),
+    "receipts": (("run_id", "sequence"),),
+    "stock": (("item",),),
 }
 """The columns that pick at most one row (of history: one row, whose partition is found by its day)."""
 

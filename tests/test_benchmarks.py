@@ -44,6 +44,7 @@ FIGURES = (
     "adaptive_jobs_per_s",
     "silent_jobs_per_s",
     "jobs_per_s_at_end",
+    "nodes_per_s",
 )
 TRAITS: dict[str, dict[str, Any]] = {
     name: {
@@ -330,6 +331,22 @@ def test_the_adapter_of_taskq_runs_jobs_from_enqueue_to_their_end(dsn: str, conn
     assert conn.execute("select count(*) from taskq.jobs").fetchone() == (0,)
     with pytest.raises(AdapterFailed, match=r"\d+ jobs are done of 5"):
         run_down(done, 5, workers)
+
+
+def test_the_adapter_of_taskq_runs_workflows_to_their_end(dsn: str, conn: psycopg.Connection[Any]) -> None:
+    flows = run_adapter(sys.executable, "taskq", "describe")[0]["flows"]
+    for kind, number in (("fan", 20), ("chain", 3), ("steps", 3)):
+        run_adapter(sys.executable, "taskq", "enqueue-flows", str(number), "--dsn", dsn, "--kind", kind)
+
+    def done() -> int:
+        return sum(int(conn.execute(query).fetchone()[0]) for query in flows.values())  # type: ignore[index]
+
+    with Workers(sys.executable, "taskq", dsn, processes=1, concurrency=10) as workers:
+        workers.begin()
+        run_down(done, 1 + 3 + 3, workers)
+    assert conn.execute("select count(*) from taskq.nodes where status = 'succeeded'").fetchone() == (20 + 2 + 3 * 10,)
+    assert conn.execute("select count(*) from taskq.steps").fetchone() == (3 * 10,)
+    assert conn.execute("select * from taskq.check_invariants('all')").fetchall() == []
 
 
 def test_a_worker_that_ends_is_reported_with_its_last_words(empty_dsn: str) -> None:

@@ -29,6 +29,38 @@ EXEMPT: dict[tuple[str, str, str], tuple[str, str]] = {
         "h is one day of history, which goes in the same transaction: how effects ended in it must be kept with that, "
         "or one that failed could not be told from one that is settled. Only intents whose jobs ended then are touched",
     ),
+    ("end_sleeps", "update", "steps"): (
+        "s.job_id = p_job.id AND s.generation = p_job.generation AND s.kind = 'sleep'",
+        "the sleeps of one job that are not over: those that its body has begun beside each other",
+    ),
+    ("receipts", "delete", "receipts"): (
+        "c.run_id = p_run AND c.sequence <= v_last - v_keep",
+        "as many as were just written for one run, at most 10001 at once, since all below have gone before",
+    ),
+    ("stop_rest", "update", "nodes"): (
+        "n.run_id = p_run AND n.status = 'waiting'",
+        "the nodes of one run, at most 10000, of a map at most 100000: all that waits is cancelled in the transaction "
+        "that stops the run, or some of it would still become ready",
+    ),
+    ("reopen_run", "update", "nodes"): (
+        "n.run_id = run_id AND n.status IN ('failed', 'cancelled', 'blocked', 'skipped')",
+        "the nodes of one run, at most 10000: a run is reopened as a whole, under one epoch",
+    ),
+    ("reopen_map", "update", "nodes"): (
+        "n.run_id = p_run.id",
+        "the nodes of one map, at most 100000: a run is reopened as a whole, under one epoch; in one statement, which "
+        "makes no jobs",
+    ),
+    ("prune_runs", "delete", "receipts"): (
+        "c.run_id = ANY(v_runs)",
+        "v_runs is picked with a LIMIT, and a run has at most 10000 receipts: they go with their run, or verify "
+        "reports receipts of no run",
+    ),
+    ("prune_runs", "delete", "nodes"): (
+        "n.run_id = ANY(v_runs)",
+        "v_runs is picked with a LIMIT, and a run has at most 10000 nodes; maps among them have 100000 together, or "
+        "there is one: they go with their run",
+    ),
 }
 """Writes that neither a key nor a LIMIT bounds: place, verb and table, with the predicate that does, and why it may."""
 
@@ -66,7 +98,8 @@ def test_no_update_or_delete_is_overlooked() -> None:
     """The parser's count equals that of the words in the text, comments left out."""
     for file in [*MIGRATIONS, *QUERIES]:
         text = re.sub(r"--.*", "", file.read_text())
-        words = re.findall(r"\b(?:update|delete\s+from)\s+(?:only\s+)?(?:\{\{schema\}\}|%\d?\$?I)\.", text, re.I)
+        tables = r"(?:\{\{schema\}\}|%\d?\$?I|taskq_demo_orders)\."
+        words = re.findall(rf"\b(?:update|delete\s+from)\s+(?:only\s+)?{tables}", text, re.I)
         writes = of_migration(file.read_text()) if file in MIGRATIONS else of_queries(file)
         assert len(writes) == len(words), f"{file.name}: {shown(writes)}"
     assert len(every_write()) >= 29

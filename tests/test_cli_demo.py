@@ -129,6 +129,19 @@ def test_dev_starts_a_server_and_a_worker_and_stops_both(cli: Cli, request: pyte
     assert cli("jobs", "list", "--dsn", dsn).code == 3
 
 
+def test_a_demonstration_that_is_told_to_end_leaves_no_server_behind(cli: Cli, request: pytest.FixtureRequest) -> None:
+    folder = _reachable_folder(request)
+    with cli.process("demo", TMPDIR=str(folder)) as process:
+        pids = "*/postgres/**/postmaster.pid"
+        [found] = eventually(lambda: [f for f in folder.glob(pids) if f.read_text()], timeout=60)
+        server = int(found.read_text().splitlines()[0])
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert not Path(f"/proc/{server}").exists()
+    assert list(folder.iterdir()) == []
+
+
 def _reachable_folder(request: pytest.FixtureRequest) -> Path:
     """A folder that the server's user can pass through; pytest's own are closed to others."""
     import shutil

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import json
 import re
 import socket
 
@@ -109,6 +110,102 @@ def test_show_has_the_job_its_attempts_and_what_operators_did(cli: Cli, conn: ps
     assert missing.err.startswith(f"error: there is no job {NOBODY}")
     missing = cli("jobs", "show", NOBODY, "--json")
     assert (missing.code, missing.json["id"], missing.json["answer"]) == (1, NOBODY, "not_found")
+
+
+def test_show_has_the_steps_of_a_durable_body(cli: Cli, conn: psycopg.Connection) -> None:
+    worker, job = q.running(conn)
+    record = (
+        "select * from taskq.record_steps(array[%s], array[%s], array[%s]::bigint[], array[%s], array[%s],"
+        " array[%s::jsonb], true)"
+    )
+    for name, occurrence, value in (("charge", 1, '{"cents": 7}'), ("page", 2, f'"{"x" * 200}"')):
+        conn.execute(record, (worker, job, 1, name, occurrence, value))
+    q.end(conn, worker, q.End(job, outcome="failed"))
+    q.retry(conn, job)
+    q.make_due(conn, job)
+    q.claim_one(conn, worker)
+    conn.execute(record, (worker, job, 2, "renamed", 1, "1"))
+    conn.execute("select taskq.leave_steps(%s, %s, 2, array['step'], array['renamed'], array[1])", (worker, job))
+    told = cli.ok("jobs", "show", str(job), "--json").json
+    assert [(s["name"], s["occurrence"], s["claim_epoch"], s["current"], s["left_out"]) for s in told["steps"]] == [
+        ("charge", 1, 1, False, False),
+        ("page", 2, 1, False, False),
+        ("renamed", 1, 2, True, False),
+    ]
+    assert told["steps"][0]["value"] == {"cents": 7}
+    q.end(conn, worker, q.End(job, 2))
+    text = cli.ok("jobs", "show", str(job)).out
+    for part in ("steps", "charge (of generation 0)", "page #2", "renamed (not asked for by the attempt", "xxx..."):
+        assert part in text
+
+
+def test_a_signal_is_sent_and_show_has_what_became_of_it(cli: Cli, conn: psycopg.Connection) -> None:
+    worker, job = q.running(conn)
+    wait = "select * from taskq.begin_wait(%s, %s, 1, %s, %s, %s)"
+    conn.execute("select * from taskq.begin_sleep(%s, %s, 1, 'rest', 1, 60)", (worker, job))
+    for name, occurrence, seconds in (("go", 1, None), ("late", 1, 0), ("stop", 2, 60)):
+        conn.execute(wait, (worker, job, name, occurrence, seconds))
+    told = cli.ok("jobs", "signal", str(job), "go", '{"n": 1}', "--key", "k")
+    assert told.out.split() == [f"{job}:", "signal", "go", "sent"]
+    again = cli.ok("jobs", "signal", str(job), "go", '{"n": 1}', "--key", "k", "--json").json
+    assert again == [{"id": str(job), "answer": "already"}]
+    assert "under this key" in cli.ok("jobs", "signal", str(job), "go", '{"n": 1}', "--key", "k").out
+    for payload in ('"bad"', "null"):
+        cli.ok("jobs", "signal", str(job), "go", payload)
+    first, second, _ = [r["id"] for r in q.rows(conn, "select id from taskq.signals order by id")]
+    conn.execute("select taskq.take_signal(%s, %s, 1, 'go', 1, %s)", (worker, job, first))
+    conn.execute("select taskq.take_signal(%s, %s, 1, 'go', 1, %s, 'fits nothing')", (worker, job, second))
+    shown = cli.ok("jobs", "show", str(job), "--json").json
+    assert [(s["kind"], s["name"], s["done"]) for s in shown["steps"]] == [
+        ("sleep", "rest", True),
+        ("wait", "late", True),
+        ("wait", "stop", False),
+        ("wait", "go", True),
+    ]
+    assert [(g["payload"], g["key"], g["refused_why"]) for g in shown["signals"]] == [
+        ({"n": 1}, "k", None),
+        ("bad", None, "fits nothing"),
+        (None, None, None),
+    ]
+    text = cli.ok("jobs", "show", str(job)).out
+    for part in ("sleeps until 2", "timed out", "waits for its signal, until 2", "taken", "refused: fits nothing"):
+        assert part in text
+
+
+def test_show_has_the_children_of_a_job_and_the_parent_of_a_child(cli: Cli, conn: psycopg.Connection) -> None:
+    worker, job = q.running(conn)
+    call = "select * from taskq.start_child(%s, %s, 1, %s, 1, %s, '{}', null, null, null)"
+    spec = {"task": "c", "queue": "c", "policy_id": q.POLICY, "effect_class": "idempotent", "max_attempts": 1}
+    ids = [
+        q.rows(conn, call, worker, job, name, json.dumps({**spec, "task": name}))[0]["child"]
+        for name in ("good", "bad", "late")
+    ]
+    lanes = {"tasks": ["good", "bad"], "lanes": [("c", 5)]}
+    for claimed in q.claim(conn, worker, 2, **lanes):
+        failed = claimed["task"] == "bad"
+        error = {"type": "Boom", "message": "no paper"}
+        q.end(conn, worker, q.End(claimed["job_id"], 1, "failed", error=error) if failed else q.End(claimed["job_id"]))
+    for name in ("good", "bad"):
+        conn.execute(call, (worker, job, name, None))
+    text = cli.ok("jobs", "show", str(job)).out
+    good, bad, late = ids
+    for part in (f"job {good}: null", f"job {bad}: Boom: no paper", f"waits for job {late}"):
+        assert part in text
+    shown = cli.ok("jobs", "show", str(job), "--json").json
+    assert [(s["kind"], s["child_job"]) for s in shown["steps"]] == [("child", str(each)) for each in (late, good, bad)]
+    assert cli.ok("jobs", "show", str(late), "--json").json["parent_job"] == str(job)
+
+
+def test_a_signal_that_cannot_be_sent_is_refused(cli: Cli, conn: psycopg.Connection) -> None:
+    worker, job = q.running(conn)
+    assert cli("jobs", "signal", str(job), "go", "{").code == 2
+    cli.ok("jobs", "signal", str(job), "go", "1", "--key", "k")
+    refused = cli("jobs", "signal", str(job), "go", "2", "--key", "k", "--json")
+    assert (refused.code, refused.json[0]["answer"]) == (1, "refused")
+    q.end(conn, worker, q.End(job))
+    refused = cli("jobs", "signal", str(job), "go")
+    assert refused.code == 1
+    assert "is succeeded" in refused.err
 
 
 def test_cancel_answers_for_each_job_and_fails_if_one_was_refused(cli: Cli, conn: psycopg.Connection) -> None:

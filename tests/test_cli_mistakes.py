@@ -27,9 +27,19 @@ ARGUMENTS = {
     "jobs retry": [NOBODY],
     "jobs resolve": [NOBODY, "--happened", "--reason", "asked"],
     "jobs reconcile": [NOBODY],
+    "jobs signal": [NOBODY, "approval", "{}"],
     "effects show": ["k"],
     "effects settle": ["k", "--reason", "done by hand"],
     "effects retry": ["k"],
+    "runs show": [NOBODY],
+    "runs tree": [NOBODY],
+    "runs signal": [NOBODY, "approval", "{}"],
+    "runs cancel": [NOBODY],
+    "runs retry": [NOBODY],
+    "workflows list": ["--app", "shop:app"],
+    "workflows show": ["w", "--app", "shop:app"],
+    "limits set": ["c", "1", "--reason", "slow"],
+    "limits clear": ["c", "--reason", "well again"],
     "orderings resume": ["k", "--reason", "looked at it"],
     "jobs tail": ["--limit", "1", "--timeout", "1"],
     "queues pause": ["mail"],
@@ -39,7 +49,15 @@ ARGUMENTS = {
     "migrate new": ["name", "--kind", "pre"],
 }
 """What a command needs to be complete."""
-ELSEWHERE = {"demo", "demo-payments", "migrate new", "migrate sql"}
+ELSEWHERE = {
+    "demo",
+    "demo-orders",
+    "demo-payments",
+    "migrate new",
+    "migrate sql",
+    "workflows list",
+    "workflows show",
+}
 """Commands that need no database, or make one."""
 LONG_LIVED = {"worker", "dev"}
 
@@ -256,7 +274,7 @@ def test_a_shell_completes_commands_flags_queues_and_tasks(cli: Cli, conn: psyco
     conn.execute("select taskq.register_worker('w', 'h', 1, '{mail,maps,other}', '{t}', 1, 1, '0', 30)")
     policy = q.policy(conn)
     conn.execute("select taskq.publish_task(null, 'send_receipt', 'mail', 5, 1, 'idempotent', %s)", (policy,))
-    assert complete(cli, "taskq wor") == ["worker", "workers"]
+    assert complete(cli, "taskq work") == ["worker", "workflows", "workers"]
     assert complete(cli, "taskq workers d") == ["drain"]
     assert "--older-than" in complete(cli, "taskq jobs list --old")
     assert complete(cli, "taskq jobs list --queue ma") == ["mail", "maps"]

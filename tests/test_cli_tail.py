@@ -90,6 +90,19 @@ def test_what_commits_late_and_a_new_day_are_not_missed(conn: Conn, dsn: str) ->
     assert len(found) == 3
 
 
+def test_an_end_that_is_written_where_space_was_freed_is_told(conn: Conn) -> None:
+    jobs = [row["job_id"] for row in q.enqueue_many(conn, 300, payloads=[{"x": "y" * 500}] * 300)]
+    for job in jobs:
+        q.cancel(conn, job)
+    for job in jobs[:250]:
+        q.retry(conn, job)
+    conn.execute("vacuum taskq.history")
+    found = events(conn, 3, lambda n: q.cancel(conn, jobs[n]))
+    place = "select (ctid::text::point)[0]::int from taskq.history where id = %s"
+    assert [q.one(conn, place, job) < 5 for job in jobs[1:3]] == [True, True], "no space was freed in front"
+    assert found == [(str(job), "cancelled") for job in jobs[1:3]]
+
+
 def test_a_look_reads_the_end_of_the_record_only(conn: Conn) -> None:
     from taskq.db.queries import load
 

@@ -334,3 +334,16 @@ def test_signatures_that_cannot_be_stored_are_refused(fn: Callable[..., Any], sa
     TaskCodec(foreign_by_default)  # its own default fills it
     with pytest.raises(TaskDefinitionError, match=said):
         TaskCodec(fn)
+
+
+def test_sets_are_written_in_one_order_whatever_their_hashes() -> None:
+    words = [f"word {n}" for n in range(50)]
+    made = codec(set[str])
+    assert made.encode((set(words),), {}) == made.encode(({*words[::-1]},), {})
+    assert msgspec.json.decode(made.encode((set(words),), {}))["x"] == sorted(words)
+    # Where elements cannot be compared, their texts are.
+    mixed = codec(dict[str, list[frozenset[int | None | Colour]]])
+    value: Any = {"a": [frozenset([3, None, Colour.RED, 1])]}
+    assert mixed.encode((value,), {}) == '{"x":{"a":[["red",1,3,null]]}}'
+    nested = codec(set[tuple[int | str, ...]])
+    assert nested.encode(({(1, "a"), ("a", 1), (1, 2)},), {}) == '{"x":[["a",1],[1,"a"],[1,2]]}'

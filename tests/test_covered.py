@@ -37,10 +37,22 @@ def report(total: float, **percent: float) -> dict[str, Any]:
         "worker/safe_block",
         "worker/safe_settle",
         "worker/unproven",
+        "workflow/fit",
+        "workflow/hidden",
+        "workflow/maps",
+        "workflow/nested",
+        "workflow/parts",
+        "workflow/plan",
+        "workflow/symbols",
+        "workflow/wiring",
         "migrate/files",
         "app",
         "idempotency",
         "checkpoints",
+        "children",
+        "durable",
+        "steps",
+        "worker/safe_steps",
     )
     at = {f"taskq/{name}.py": percent.get(name.split("/")[-1], 100.0) for name in names}
     files = {

@@ -38,7 +38,7 @@ from sql import (
 )
 from worker_kit import Gates, outcomes, until_status
 
-from taskq import OutcomeUnknown, Retry, RetryAfter, Snooze, TaskQ, constant
+from taskq import JobContext, OutcomeUnknown, Retry, RetryAfter, Snooze, TaskQ, constant
 from taskq.worker import Worker, WorkerOptions
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -104,6 +104,11 @@ async def test_what_a_real_worker_did_is_a_path_of_the_model(aconn: asyncpg.Conn
         return 1
 
     @app.task
+    async def sleeps_and_waits(ctx: JobContext) -> int:
+        await ctx.sleep("1100ms")
+        return await ctx.wait_for("n", int)
+
+    @app.task
     async def stands(gate: str) -> int:
         await gates.wait(gate)
         return 1
@@ -118,6 +123,7 @@ async def test_what_a_real_worker_did_is_a_path_of_the_model(aconn: asyncpg.Conn
 
     async with working(app, dsn):
         jobs = [await task.enqueue() for task in (succeeds, fails, fails_at_first, waits_twice) for _ in range(3)]
+        waiting, signalled = await sleeps_and_waits.enqueue(), await sleeps_and_waits.enqueue()
         later = await succeeds.using(run_in="1h").enqueue()
         assert await later.cancel() == "cancelled"
         stopped, returned = await stands.enqueue("stopped"), await shielded.enqueue("returned")
@@ -139,11 +145,15 @@ async def test_what_a_real_worker_did_is_a_path_of_the_model(aconn: asyncpg.Conn
             await aconn.execute("select * from taskq.settle_lost()")
         gates.open("lost")
         await until_status(aconn, lost.id, "succeeded")
+        for job in (waiting, signalled):
+            await until_status(aconn, job.id, "held")
+        await signalled.signal("n", 1)
+        await until_status(aconn, signalled.id, "succeeded")
     found = {record.id: record for record in records(dsn)}
-    assert set(found) == {str(job.id) for job in (*jobs, later, stopped, returned, lost, unsure)}
+    assert set(found) == {str(job.id) for job in (*jobs, later, stopped, returned, lost, unsure, waiting, signalled)}
     assert [str(refusal) for refusal in replay(found.values())] == []
     told = {outcome for job in found for outcome in await outcomes(aconn, UUID(job))}
-    assert told >= {"succeeded", "failed", "snoozed", "retry_after", "cancelled", "lost"}
+    assert told >= {"succeeded", "failed", "snoozed", "retry_after", "cancelled", "lost", "suspended"}
 
 
 class Declined(Exception):  # noqa: N818 (what the provider says)

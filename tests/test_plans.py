@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-from plans_kit import Explained, buffers, discarded, explain_all, explained, scans
+from plans_kit import Explained, buffers, discarded, explain_all, explained, nodes, scans
 from sql import (
     BACK,
     Conn,
@@ -145,9 +145,32 @@ def test_jobs_that_do_not_fit_are_counted_against_the_claim_once(conn: Conn) -> 
     fill(conn, 100_000)
     with explained(conn) as notices:
         assert rows(conn, "select count(*)::int as n from taskq.sweep()") == [{"n": 500}]
-    plan = Explained(notices).of("j.attempt >= j.max_attempts")
+    plan = Explained(notices).of("j.attempt >= j.max_attempts and j.id <> all(p_skip)")
     assert scans(plan) == {("Index Scan", "jobs_exhausted")}
     assert discarded(plan) == 0
+
+
+def test_the_bound_on_signals_reads_no_more_of_them_than_it_allows(conn: Conn) -> None:
+    worker = warm_up(conn)
+    fill(conn, 1)
+    [job] = claim(conn, worker, 1)
+    conn.execute("update taskq.installation set max_waiting_signals = 100")
+    conn.execute(
+        "insert into taskq.signals (job_id, generation, name, sent_at, taken_at, payload)"
+        " select %s, g, 'go', now(), case when g = 0 and n > 99 then now() end, '1'"
+        " from generate_series(0, 1) g, generate_series(1, 20000) n",
+        (job["job_id"],),
+    )
+    for statistics in ("stale", "fresh"):
+        if statistics == "fresh":
+            conn.execute("analyze taskq.signals")
+        with conn.transaction(force_rollback=True), explained(conn) as notices:
+            rows(conn, f"select taskq.send_signal('{job['job_id']}', 'go')")
+        plan = Explained(notices).of("g.refused_at is null offset")
+        found = {n.get("Index Name") for n in nodes(plan) if n.get("Relation Name") == "signals"}
+        assert found == {"signals_waiting"}, statistics
+        assert discarded(plan) == 0
+        assert buffers(plan) <= 150
 
 
 def test_what_the_leader_and_a_renewal_look_for_goes_by_indexes(conn: Conn) -> None:
@@ -161,11 +184,12 @@ def test_what_the_leader_and_a_renewal_look_for_goes_by_indexes(conn: Conn) -> N
     conn.execute("analyze taskq.jobs")
     look = f"taskq.look('{worker}', 30, null, '{{default}}', '{{noop}}')"
     for call, text, index, most in (
-        ("taskq.settle_lost(200)", "for update of j skip locked", "jobs_claimed_by", 5_000),
+        ("taskq.settle_lost(200)", "order by j.id limit p_limit", "jobs_claimed_by", 5_000),
         (f"taskq.renew('{worker}')", "j.cancel_requested_at is not null", "jobs_claimed_by", 200),
-        ("taskq.sweep()", "j.deadline <= taskq.now()", "jobs_deadline", 50),
+        ("taskq.sweep()", "order by j.deadline, j.id limit p_limit", "jobs_deadline", 50),
         (look, "r.status = 'running'", "jobs_claimed_by", 5_000),
-        (look, "d.deadline <= taskq.now()", "jobs_deadline jobs_exhausted", 50),
+        ("taskq.sweep()", "j.held_reason in ('signal', 'child') and j.run_at", "jobs_signal", 50),
+        (look, "d.deadline <= taskq.now()", "jobs_deadline jobs_exhausted jobs_signal", 50),
     ):
         with explained(conn) as notices:
             rows(conn, f"select * from {call}")

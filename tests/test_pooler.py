@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import socket
 import threading
@@ -11,10 +12,11 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from proxy import proxy
 
 from taskq import TaskQ
-from taskq.db.pools import connect_async, connect_sync
-from taskq.errors import PoolerInBetween
+from taskq.db.pools import AsyncPool, connect_async, connect_sync
+from taskq.errors import DatabaseUnavailable, PoolerInBetween
 
 pytestmark = pytest.mark.anyio
 
@@ -86,3 +88,29 @@ async def test_a_direct_connection_is_taken(dsn: str) -> None:
     conn = await connect_async(dsn)
     assert await conn.fetchval("select 1") == 1
     await conn.close()
+
+
+@pytest.mark.parametrize("pooled_there", [True, False])
+async def test_a_connection_that_stalls_while_it_is_looked_at_is_given_up_at_once(dsn: str, pooled_there: bool) -> None:
+    with proxy(dsn) as way:
+        pool = AsyncPool(way.dsn)
+
+        async def opens() -> None:
+            async with asyncio.timeout(0.3):
+                if pooled_there:
+                    async with pool.connection():
+                        pass
+                else:
+                    await connect_async(way.dsn)
+
+        held = way.hold(answer="pg_backend_pid")
+        opening = asyncio.create_task(opens())
+        await asyncio.wait([opening], timeout=5)
+        ended = opening.done()
+        # Whatever went wrong, the task must end: the tests' loop waits for it.
+        way.restore()
+        with pytest.raises((TimeoutError, DatabaseUnavailable)):
+            await opening
+        await pool.terminate()
+    assert held.is_set()
+    assert ended, "it waited for a server that does not answer, beyond its own limit"

@@ -253,7 +253,7 @@ def test_types_are_those_of_the_function() -> None:
             "--strict",
             "--no-error-summary",
             "--hide-error-context",
-            str(CORPUS / "calls.py"),
+            str(CORPUS),
         ],
         capture_output=True,
         text=True,
@@ -261,18 +261,23 @@ def test_types_are_those_of_the_function() -> None:
         timeout=300,
         check=False,
     )
-    found: dict[int, str] = {}
+    found: dict[tuple[str, int], str] = {}
     for line in ran.stdout.splitlines():
         if ": error: " in line:
             place, _, said = line.partition(": error: ")
-            number = int(place.rsplit(":", 1)[1])
-            found[number] = found.get(number, "") + said
-    lines = (CORPUS / "calls.py").read_text().splitlines()
-    expected = {n: line.partition("# E: ")[2] for n, line in enumerate(lines, 1) if "# E: " in line}
-    assert len(expected) > 15
+            page, number = place.split(":")[:2]
+            at = (Path(page).name, int(number))
+            found[at] = found.get(at, "") + said
+    expected = {
+        (page.name, n): line.partition("# E: ")[2]
+        for page in CORPUS.glob("*.py")
+        for n, line in enumerate(page.read_text().splitlines(), 1)
+        if "# E: " in line
+    }
+    assert len(expected) > 80
     assert found.keys() == expected.keys(), ran.stdout + ran.stderr
-    for n, code in expected.items():
-        assert f"[{code}]" in found[n], found[n]
+    for at, code in expected.items():
+        assert f"[{code}]" in found[at], found[at]
     assert (Path(sys.modules["taskq"].__file__ or "").parent / "py.typed").is_file()
 
 

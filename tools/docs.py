@@ -71,7 +71,7 @@ def guards(t: Transition) -> str:
         enqueue = "`WF006` `WF007` `WF008` `WF009` `WF014`"
         return f"`WF003` {enqueue}" if t.function else "`WF003`"
     if t.target == "running":
-        return "`WF001` `WF002`"
+        return "`WF001` `WF002` `WF027`"
     if t.function == "resolve":
         return "`WF009` `WF011` `WF012` `WF016`"
     if t.function == "answer_reconcile":

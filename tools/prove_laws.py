@@ -29,19 +29,27 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests"), str(ROOT / "tools")]
 
 from guards import FILES, Guard  # noqa: E402
 from guards.around import AROUND  # noqa: E402
+from guards.cohorts import COHORTS  # noqa: E402
 from guards.effects import OF_EFFECTS  # noqa: E402
 from guards.fences import FENCES  # noqa: E402
 from guards.laws import LAWS  # noqa: E402
+from guards.maps import OF_MAPS  # noqa: E402
 from guards.ordering import ORDERING  # noqa: E402
 from guards.record import RECORD  # noqa: E402
 from guards.rules import RULES  # noqa: E402
+from guards.run_locks import AROUND_RUNS  # noqa: E402
+from guards.runs import OF_RUNS  # noqa: E402
 from guards.safe import SAFE  # noqa: E402
 from guards.starts import OF_STARTS  # noqa: E402
+from guards.steps import RECORDED  # noqa: E402
 from servers import serve  # noqa: E402
 
 from taskq import migrate  # noqa: E402
 
-GUARDS: tuple[Guard, ...] = (*RECORD, *FENCES, *LAWS, *RULES, *SAFE, *ORDERING, *AROUND, *OF_EFFECTS, *OF_STARTS)
+GUARDS: tuple[Guard, ...] = (
+    *(*RECORD, *FENCES, *LAWS, *RULES, *SAFE, *RECORDED, *ORDERING, *AROUND),
+    *(*OF_EFFECTS, *OF_STARTS, *OF_RUNS, *OF_MAPS, *AROUND_RUNS, *COHORTS),
+)
 AT_ONCE = max(2, (os.cpu_count() or 2))
 
 

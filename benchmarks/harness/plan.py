@@ -26,7 +26,7 @@ BULK_SHARE = {"oban": 0.2, "chancy": 0.2, "absurd": 0.2, "dbos": 0.06}
 """Those that enqueue a few thousand a second get fewer than 50,000."""
 SLOW = ("absurd", "procrastinate", "dbos")
 """In the short form these are measured in the first round only."""
-GROUPS = ("single", "bulk", "drain", "pickup", "notify", "idle", "finished", "later", "queues", "pinned")
+GROUPS = ("single", "bulk", "drain", "pickup", "notify", "idle", "finished", "later", "queues", "pinned", "flows")
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ class Form:
         finished: Numbers of finished jobs to drain beside.
         later: Numbers of jobs due later to drain beside.
         queues: Numbers of queues.
+        flows: Children of a fan-out, chains, and bodies of steps: the kind and how many.
         pinned: Jobs drained with the horizon held back, by system.
         every_round: Whether all systems are measured in every round.
     """
@@ -68,6 +69,7 @@ class Form:
     later: tuple[int, ...]
     queues: tuple[int, ...]
     pinned: tuple[tuple[str, int], ...]
+    flows: tuple[tuple[str, int], ...]
     every_round: bool
 
     def with_jobs(self, jobs: int) -> Form:
@@ -82,6 +84,7 @@ class Form:
             notify=max(80, min(self.notify, int(self.notify * share))),
             finished=tuple(min(rows, int(rows * share)) for rows in self.finished),
             later=tuple(min(rows, int(rows * share)) for rows in self.later),
+            flows=tuple((kind, max(5, min(number, int(number * share)))) for kind, number in self.flows),
             pinned=tuple((name, min(rows, max(2000, int(rows * share)))) for name, rows in self.pinned),
         )
 
@@ -103,6 +106,7 @@ FORMS = {
         later=(),
         queues=(),
         pinned=(("taskq", 100_000),),
+        flows=(),
         every_round=False,
     ),
     "full": Form(
@@ -121,6 +125,7 @@ FORMS = {
         later=(0, 1_000_000),
         queues=(1, 1000),
         pinned=(("taskq", 1_100_000), ("pgqueuer", 250_000)),
+        flows=(("fan", 10_000), ("chain", 1000), ("steps", 1000)),
         every_round=True,
     ),
 }
@@ -201,6 +206,8 @@ def steps_of(form: Form, number: int, systems: Sequence[str], only: Collection[s
         if name in turn and (once or form.every_round):
             add("pinned_free", "pinned", [name], jobs)
             add("pinned_held", "pinned", [name], jobs, hold=True)
+    for kind, number_of in form.flows:
+        add(f"flows_{kind}", "flows", _able(turn, FLOWS), number_of, kind=kind)
     return [step for step in steps if step.group in only]
 
 
@@ -208,6 +215,8 @@ COPIES = ("taskq", "pgqueuer", "procrastinate", "oban")
 """Whose finished jobs are copied by SQL; the others' stand in several tables, or in arrays."""
 BULK_LATER = ("taskq", "pgqueuer", "procrastinate")
 """Who enqueues a million jobs in a minute or two; the others would take up to a quarter of an hour each time."""
+FLOWS = ("taskq", "dbos", "absurd")
+"""Who has workflows."""
 MANY_QUEUES = ("taskq", "pgqueuer", "procrastinate")
 """Whose one worker serves a thousand queues; the others would run a loop for each."""
 

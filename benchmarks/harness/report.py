@@ -16,6 +16,14 @@ from benchmarks.harness.targets import Record, Results, judge
 __all__ = ["build", "environment", "markdown", "scrub"]
 
 COLUMNS: Mapping[str, Sequence[tuple[str, str]]] = {
+    "flows": (
+        ("nodes_per_s", "nodes/s"),
+        ("seconds", "s"),
+        ("statements_per_node", "statements/node"),
+        ("client_cpu_us_per_node", "worker CPU us/node"),
+        ("server_cpu_us_per_node", "server CPU us/node"),
+        ("wal_bytes_per_node", "WAL B/node"),
+    ),
     "single": (("jobs_per_s", "jobs/s"), ("wal_bytes_per_job", "WAL B/job"), ("statements_per_job", "statements/job")),
     "bulk": (("jobs_per_s", "jobs/s"), ("wal_bytes_per_job", "WAL B/job"), ("statements_per_job", "statements/job")),
     "pickup": (

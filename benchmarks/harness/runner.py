@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from benchmarks.harness.bench import Bench, System
-from benchmarks.harness.measures import drain, enqueue, pickup
+from benchmarks.harness.measures import drain, enqueue, flows, pickup
 from benchmarks.harness.measures.idle import idle
 from benchmarks.harness.plan import Form, Step, steps_of
 from benchmarks.harness.processes import AdapterFailed
@@ -106,6 +106,8 @@ class Runner:
                 return drain.later(bench, system, step.size, step.rows)
             case "queues":
                 return drain.queues(bench, system, step.size, step.rows)
+            case "flows":
+                return flows.flows(bench, system, step.kind, step.size)
             case "pinned":
                 return drain.pinned(bench, system, step.size, step.hold)
         raise AssertionError(step.group)

@@ -140,6 +140,13 @@ def _over_peer(
     return compare
 
 
+def _over_one(measure: str, peer: str, figure: str) -> Callable[[Results], tuple[list[float], str | None]]:
+    def compare(results: Results) -> tuple[list[float], str | None]:
+        return _paired(*results.pair((measure, OURS, figure), (measure, peer, figure))), None
+
+    return compare
+
+
 def _over_own(
     measure: str, base: str, figure: str = "jobs_per_s", base_figure: str | None = None
 ) -> Callable[[Results], tuple[list[float], str | None]]:
@@ -199,5 +206,10 @@ RATIOS: Collection[Target] = (
     Target("drain_1m_finished_vs_empty", _over_own("finished_1m", "finished_0"), ">=", 0.9),
     Target("drain_10m_finished_vs_empty", _over_own("finished_10m", "finished_0"), ">=", 0.9),
     Target("drain_1m_later_vs_empty", _over_own("later_1m", "later_0"), ">=", 0.9),
+    *(
+        Target(f"flows_{kind}_vs_{peer}", _over_one(f"flows_{kind}", peer, "nodes_per_s"), ">=", 3.0)
+        for kind in ("fan", "chain", "steps")
+        for peer in ("dbos", "absurd")
+    ),
     Target("drain_1000_queues_vs_one", _over_own("queues_1000", "queues_1"), ">=", 0.5),
 )

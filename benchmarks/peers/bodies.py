@@ -7,10 +7,14 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 
-__all__ = ["BODIES", "TEXT", "noop", "payload", "probe", "sleep"]
+__all__ = ["BODIES", "LINKS", "TEXT", "add", "noop", "payload", "probe", "sleep"]
 
 TEXT = "x" * 30
 """With a number of four digits the payload is 57 bytes of JSON."""
+
+
+LINKS = 10
+"""Jobs of a chain, and steps of a body."""
 
 
 def payload(number: int) -> dict[str, int | str]:
@@ -32,6 +36,11 @@ async def probe(number: int, text: str) -> None:
     at = time.monotonic_ns()
     # One write call, so that lines of several writers do not mix.
     os.write(1, b'{"event": "probe", "number": %d, "at": %d}\n' % (number, at))
+
+
+async def add(number: int) -> int:
+    """What a child, a link of a chain and a step do."""
+    return number + 1
 
 
 BODIES: dict[str, Callable[[int, str], Awaitable[None]]] = {"noop": noop, "sleep": sleep, "probe": probe}

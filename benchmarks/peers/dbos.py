@@ -1,4 +1,4 @@
-"""DBOS: workflows without steps on a queue, 500 at once, polled each 50 ms (its default is a second), a pool of 20."""
+"""DBOS: workflows on a queue, jobs being those without steps; 500 at once, polled each 50 ms, a pool of 20."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import sqlalchemy
 from dbos import DBOS, DBOSClient
 
-from benchmarks.peers.bodies import BODIES, TEXT
+from benchmarks.peers.bodies import BODIES, LINKS, TEXT, add
 from benchmarks.peers.kit import Client, Gate, Traits, main, queue_name
 
 QUEUE = queue_name(0, 1)
@@ -33,6 +33,26 @@ def start(dsn: str, concurrency: int) -> None:
     )
     for name, body in BODIES.items():
         DBOS.workflow(name=name)(body)
+
+    @DBOS.workflow(name="add")
+    async def child(number: int) -> int:
+        return await add(number)
+
+    @DBOS.step(name="step")
+    async def step(number: int) -> int:
+        return await add(number)
+
+    @DBOS.workflow(name="steps")
+    async def steps(number: int) -> int:
+        for _ in range(LINKS):
+            number = await step(number)
+        return number
+
+    @DBOS.workflow(name="fan")
+    async def fan(number: int) -> int:
+        handles = [await DBOS.enqueue_workflow_async(QUEUE, child, each) for each in range(number)]
+        return sum([await handle.get_result() for handle in handles])
+
     DBOS.launch()
     DBOS.register_queue(QUEUE, worker_concurrency=concurrency, polling_interval_sec=POLL, on_conflict="always_update")
 
@@ -56,6 +76,15 @@ class DbosClient:
                     self._client.enqueue_in_transaction(connection, options, number, TEXT)
             await asyncio.sleep(0)
 
+    async def flows(self, kind: str, number: int) -> None:
+        arguments = [number] if kind == "fan" else range(number)
+        with self._engine.begin() as connection:
+            for each in arguments:
+                # What is a chain of jobs elsewhere is a workflow of steps here.
+                name = "fan" if kind == "fan" else "steps"
+                options: Any = {"workflow_name": name, "queue_name": QUEUE}
+                self._client.enqueue_in_transaction(connection, options, each)
+
     async def close(self) -> None:
         self._client.destroy()
 
@@ -70,6 +99,10 @@ class DbosAdapter:
         f"{POOL}; enqueue_in_transaction by {CHUNK}",
         done="select count(*) from dbos.workflow_status where status = 'SUCCESS'",
         keeps=True,
+        flows={
+            kind: f"select count(*) from dbos.workflow_status where name = '{name}' and status = 'SUCCESS'"
+            for kind, name in (("fan", "fan"), ("chain", "steps"), ("steps", "steps"))
+        },
         loop="asyncio, in a thread of its own",
         concurrency=500,
     )

@@ -10,6 +10,8 @@ Answers are JSON objects, one a line, on standard output; each has an ``event``.
     Enqueue N jobs one by one, each committed before the next; ``--clients`` at once, each with a connection.
 ``enqueue-bulk N``
     Enqueue N jobs by the queue's own way for many; ``--queues`` spreads them, ``--later`` makes them due later.
+``enqueue-flows N``
+    Start N workflows of a kind: ``fan`` (one, of N children and what takes all their results), ``chain`` or ``steps``.
 ``work``
     Say ``ready``, wait for a line on standard input, then work until standard input ends or SIGTERM comes.
 ``pickup N``
@@ -31,9 +33,9 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
-__all__ = ["Adapter", "Client", "Gate", "Traits", "main", "queue_name"]
+__all__ = ["Adapter", "Client", "FlowClient", "Gate", "Traits", "main", "queue_name"]
 
 WARM_UP = 10
 """Jobs that each client enqueues before the clock starts, so that connections and plans are there."""
@@ -57,6 +59,7 @@ class Traits:
         later: Whether jobs that are due later are enqueued in bulk here.
         queues: Whether one worker here serves as many queues as there are.
         finished: The table that finished jobs are in, where multiplying them by SQL is cheap; else empty.
+        flows: SQL that counts the workflows of each kind that are durably done; empty where there are none.
         fresh: Its columns that each copy needs a value of its own for: an expression, or empty for the default.
     """
 
@@ -72,6 +75,7 @@ class Traits:
     later: bool = False
     queues: bool = False
     finished: str = ""
+    flows: dict[str, str] = field(default_factory=dict)
     fresh: dict[str, str] = field(default_factory=dict)
 
 
@@ -86,6 +90,13 @@ class Client(Protocol):
 
     async def close(self) -> object:
         """Close the connection."""
+
+
+class FlowClient(Protocol):
+    """A client that starts workflows, too."""
+
+    async def flows(self, kind: str, number: int) -> object:
+        """Start so many, or the one that has so many children."""
 
 
 class Gate:
@@ -152,6 +163,7 @@ def main(adapter: Adapter, new_loop: Callable[[], asyncio.AbstractEventLoop] | N
         "setup": lambda: adapter.setup(args.dsn),
         "enqueue-one": lambda: _enqueue_one(adapter, args),
         "enqueue-bulk": lambda: _enqueue_bulk(adapter, args),
+        "enqueue-flows": lambda: _enqueue_flows(adapter, args),
         "work": lambda: _work(adapter, args),
         "pickup": lambda: _pickup(adapter, args),
     }
@@ -167,9 +179,12 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("describe")
-    for name in ("setup", "enqueue-one", "enqueue-bulk", "work", "pickup"):
+    for name in ("setup", "enqueue-one", "enqueue-bulk", "enqueue-flows", "work", "pickup"):
         command = commands.add_parser(name)
         command.add_argument("--dsn", required=True)
+        if name == "enqueue-flows":
+            command.add_argument("jobs", type=int)
+            command.add_argument("--kind", required=True, choices=("fan", "chain", "steps"))
         if name in ("enqueue-one", "enqueue-bulk", "pickup"):
             command.add_argument("jobs", type=int)
             command.add_argument("--kind", default="noop", choices=("noop", "sleep", "probe"))
@@ -207,6 +222,13 @@ async def _enqueue_bulk(adapter: Adapter, args: argparse.Namespace) -> None:
     client = await adapter.client(args.dsn)
     numbers = range(args.jobs)
     seconds, cpu = await _timed(lambda: client.many(args.kind, numbers, args.queues, args.later))
+    say("enqueued", jobs=args.jobs, in_all=args.jobs, seconds=seconds, cpu=cpu)
+    await client.close()
+
+
+async def _enqueue_flows(adapter: Adapter, args: argparse.Namespace) -> None:
+    client = await adapter.client(args.dsn)
+    seconds, cpu = await _timed(lambda: cast(FlowClient, client).flows(args.kind, args.jobs))
     say("enqueued", jobs=args.jobs, in_all=args.jobs, seconds=seconds, cpu=cpu)
     await client.close()
 

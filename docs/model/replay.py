@@ -29,7 +29,11 @@ NO_BOUND = 10
 """Lost workers that a job survives where its policy does not say."""
 NOT_HAPPENED = ("DidNotHappen", "Cancelled", "RecoveryExhausted", "DeadlineExceeded")
 """Types of error under which a resolved attempt did not happen."""
-ON_RECORD = {"waited": ("retry_after", "snoozed"), "happened": ("resolved",), "did_not_happen": ("resolved",)}
+ON_RECORD = {
+    "waited": ("retry_after", "snoozed", "suspended"),
+    "happened": ("resolved",),
+    "did_not_happen": ("resolved",),
+}
 """What the record calls an outcome of the model, where that is another word."""
 
 
@@ -273,7 +277,8 @@ def _observed(record: Record, row: Row) -> Row:
     of_now = [a["outcome"] for a in record.attempts if a["generation"] == row["generation"]]
     waits = {outcome: (of_now.count(outcome), n) for outcome, n in counted.items()}
     return {
-        "status": row["status"],
+        # In the model, what waits for a signal waits like anything else.
+        "status": "pending" if row.get("held_reason") == "signal" else row["status"],
         "epoch": row["claim_epoch"],
         "open": waiting and row["worker_id"] is not None,
         "cancel requested": row["cancel_requested_at"] is not None,

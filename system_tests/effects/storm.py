@@ -124,7 +124,11 @@ class Storm:
             seen = self._progress()
             self._heal_what_can()
             self._start_what_ended()
-            while self._strikes and seen["started"] >= self._strikes[0][0] and self._strike(self._strikes[0][1]):
+            while self._strikes and seen["started"] >= self._strikes[0][0]:
+                # Before the jobs run out, as they do where a busy machine leaves few looks: whatever it hits.
+                late = seen["started"] >= self._strikes[0][0] + len(self.jobs) // 20
+                if not self._strike(self._strikes[0][1], late=late):
+                    break
                 del self._strikes[0]
             while self._cancels_at and seen["started"] >= self._cancels_at[0]:
                 del self._cancels_at[0]
@@ -161,7 +165,7 @@ class Storm:
 
     # What strikes ---------------------------------------------------------------------------------------------------
 
-    def _strike(self, kind: str) -> bool:
+    def _strike(self, kind: str, *, late: bool) -> bool:
         """Whether it could be done now."""
         match kind:
             case "restart" | "crash":
@@ -177,7 +181,7 @@ class Storm:
                 self.struck["backends ended"] += ended
             case _:
                 seat = self._target()
-                if seat is None or not self._strike_worker(kind, seat):
+                if seat is None or not self._strike_worker(kind, seat, late=late):
                     return False
         self.struck[kind] += 1
         return True
@@ -190,7 +194,7 @@ class Storm:
         able = [seat for seat in healthy if holds.get(seat.name)]
         return self._rand.choice(able) if len(healthy) > 1 and able else None
 
-    def _strike_worker(self, kind: str, seat: Seat) -> bool:
+    def _strike_worker(self, kind: str, seat: Seat, *, late: bool) -> bool:
         """Whether it hit what it should: started effects, and one whose start was on its way."""
         strike, heal = {
             "kill": (seat.process.kill, None),
@@ -201,7 +205,7 @@ class Storm:
             strike()
         row = next((row for row in self.cluster.query(HOLDERS) if row["name"] == seat.name), {})
         holds, unstarted = int(str(row.get("holds", 0))), int(str(row.get("unstarted", 0)))
-        if not holds or (not unstarted and self._tries < TRIES):
+        if not holds or (not unstarted and self._tries < TRIES and not late):
             self._tries += 1
             if heal is not None:
                 heal()

@@ -44,6 +44,8 @@ _ROLES = {
     **dict.fromkeys(
         (
             "cancel",
+            "send_signal",
+            "send_run_signal",
             "retry",
             "resolve",
             "resolve_attempt",
@@ -52,10 +54,14 @@ _ROLES = {
             "known_queues",
             "resume_queue",
             "resume_ordering",
+            "set_limit",
+            "clear_limit",
             "drain",
             "steer_many",
             "settle_effect",
             "retry_effect",
+            "cancel_run",
+            "retry_run",
         ),
         "operator",
     ),
@@ -145,6 +151,14 @@ class Database:
         """A transaction for the length of the block."""
         return self._connection.transaction()
 
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Like ``bounded``, and all queries of the block see the database as it was at the first of them."""
+        self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        with self.bounded():
+            yield
+        self._connection.isolation_level = None
+
     def unserved_queue(self, job: str) -> str | None:
         """The queue of an unfinished job if no live worker serves it; None also where the user may not look."""
         try:
@@ -191,8 +205,8 @@ def actor() -> str:
     return f"{user}@{socket.gethostname()}"
 
 
-def job_id(text: str) -> str:
-    """A job's id as the database writes it.
+def job_id(text: str, of: str = "job") -> str:
+    """The id of a job, or of what ``of`` names, as the database writes it.
 
     Raises:
         typer.BadParameter: It is none.
@@ -201,7 +215,7 @@ def job_id(text: str) -> str:
         return str(UUID(text))
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not the id of a job, such as 01999999-0000-7000-8000-000000000000"
+            f"{text!r} is not the id of a {of}, such as 01999999-0000-7000-8000-000000000000"
         ) from None
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import random
 import shutil
+import signal
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
 from taskq.cli.options import JsonOption, SchemaOption
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from taskq.cli.output import ExitCode
     from taskq.demo.report import Report
 
-__all__ = ["command", "database", "progress"]
+__all__ = ["chosen_seed", "command", "conclude", "database", "progress", "workplace"]
 
 SHORTEST = 4.0
 """Seconds that the indexing of a small folder is made to last."""
@@ -45,26 +52,33 @@ def command(
     Exit codes: 0 all agrees, and the kill cost at least one attempt; 1 something differs; 2 usage or settings; 3 cannot
     connect.
     """
-    from rich.console import Console
-
-    from taskq.cli.output import ExitCode, note, print_json
     from taskq.demo.counting import find_files
     from taskq.settings import load
 
     settings = load(require_dsn=False, dsn=dsn, schema=schema)
     files = find_files(folder)
-    work = Path(tempfile.mkdtemp(prefix="taskq-demo-"))
-    try:
-        # For root the server runs as another user, who must be able to pass through.
-        work.chmod(0o711)
-        with database(dsn, work) as found:
-            report = _play(found, settings.schema, files, work, own=dsn is None)
-    finally:
-        if keep:
-            server = f"; start its database again with: taskq dev --data-dir {work / 'postgres'}" if dsn is None else ""
-            note(f"kept in {work}{server}")
-        else:
-            shutil.rmtree(work, ignore_errors=True)
+    with workplace(dsn, keep=keep) as (found, work):
+        report = _play(found, settings.schema, files, work, own=dsn is None)
+    well = f"{report.lost} attempts were lost to the kill, and nothing else: all totals agree"
+    return conclude(report, well, as_json=as_json)
+
+
+class Told(Protocol):
+    """What the report of any demonstration can."""
+
+    def problems(self) -> list[str]: ...
+
+    def as_json(self) -> dict[str, Any]: ...
+
+    def show(self, console: Console) -> None: ...
+
+
+def conclude(report: Told, well: str, *, as_json: bool) -> ExitCode:
+    """Print a report, and ``well`` where it has no problems; the exit code says whether it has."""
+    from rich.console import Console
+
+    from taskq.cli.output import ExitCode, note, print_json
+
     problems = report.problems()
     if as_json:
         print_json(report.as_json())
@@ -73,8 +87,54 @@ def command(
     for problem in problems:
         note(f"error: {problem}")
     if not problems:
-        note(f"{report.lost} attempts were lost to the kill, and nothing else: all totals agree")
+        note(well)
     return ExitCode.FAILED if problems else ExitCode.OK
+
+
+def chosen_seed(seed: int | None) -> int:
+    """The seed that was given, or a random one, told of."""
+    from taskq.cli.output import note
+
+    chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
+    note(f"seed {chosen}; repeat its faults with --seed {chosen}")
+    return chosen
+
+
+@contextmanager
+def workplace(dsn: str | None, *, keep: bool) -> Iterator[tuple[str, Path]]:
+    """A database and a folder for a demonstration; both are gone after it, unless kept or given."""
+    from taskq.cli.output import note
+
+    work = Path(tempfile.mkdtemp(prefix="taskq-demo-"))
+    try:
+        # For root the server runs as another user, who must be able to pass through.
+        work.chmod(0o711)
+        with unwound_by_sigterm(), database(dsn, work) as found:
+            yield found, work
+    finally:
+        if keep:
+            server = f"; start its database again with: taskq dev --data-dir {work / 'postgres'}" if dsn is None else ""
+            note(f"kept in {work}{server}")
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+@contextmanager
+def unwound_by_sigterm() -> Iterator[None]:
+    """SIGTERM leaves the block by SystemExit, so that the server and the workers within are stopped."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import shutil
-import tempfile
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from taskq.cli.demo import database, progress
+from taskq.cli.demo import chosen_seed, conclude, progress, workplace
 from taskq.cli.options import JsonOption, SchemaOption
 
-if TYPE_CHECKING:
-    from taskq.cli.output import ExitCode
-    from taskq.demo.payments.report import Report
-
-__all__ = ["command", "conclude"]
+__all__ = ["command"]
 
 
 def command(
@@ -44,43 +36,14 @@ def command(
     Exit codes: 0 nothing is doubled or lost; 1 something differs; 2 usage or settings; 3 cannot connect.
     """
     from taskq import migrate
-    from taskq.cli.output import note
     from taskq.demo.payments.play import play
     from taskq.settings import load
 
     settings = load(require_dsn=False, dsn=dsn, schema=schema)
-    chosen = random.SystemRandom().randrange(1_000_000) if seed is None else seed
-    note(f"seed {chosen}; repeat its faults with --seed {chosen}")
-    work = Path(tempfile.mkdtemp(prefix="taskq-demo-"))
-    try:
-        # For root the server runs as another user, who must be able to pass through.
-        work.chmod(0o711)
-        with database(dsn, work) as found, progress(payments, "payments", "three workers") as tell:
-            migrate.up(found, settings.schema)
-            report = play(found, settings.schema, payments, chosen, work, tell, own=dsn is None)
-    finally:
-        if keep:
-            server = f"; start its database again with: taskq dev --data-dir {work / 'postgres'}" if dsn is None else ""
-            note(f"kept in {work}{server}")
-        else:
-            shutil.rmtree(work, ignore_errors=True)
-    return conclude(report, as_json=as_json)
-
-
-def conclude(report: Report, *, as_json: bool) -> ExitCode:
-    """Print a report; the exit code says whether all is well."""
-    from rich.console import Console
-
-    from taskq.cli.output import ExitCode, note, print_json
-
-    problems = report.problems()
-    if as_json:
-        print_json(report.as_json())
-    else:
-        report.show(Console(width=None if Console().is_terminal else 100))
-    for problem in problems:
-        note(f"error: {problem}")
-    if not problems:
-        became = sum(int(row["n"]) for row in report.unknowns)
-        note(f"{became} outcomes were unknown, each was settled; nothing was doubled or lost in {report.seconds:.0f} s")
-    return ExitCode.FAILED if problems else ExitCode.OK
+    chosen = chosen_seed(seed)
+    with workplace(dsn, keep=keep) as (found, work), progress(payments, "payments", "three workers") as tell:
+        migrate.up(found, settings.schema)
+        report = play(found, settings.schema, payments, chosen, work, tell, own=dsn is None)
+    became = sum(int(row["n"]) for row in report.unknowns)
+    well = f"{became} outcomes were unknown, each was settled; nothing was doubled or lost in {report.seconds:.0f} s"
+    return conclude(report, well, as_json=as_json)

@@ -22,7 +22,7 @@ __all__ = ["STATUSES", "Filter", "QueueOption", "Selection", "TaskOption", "id_r
 
 AT_WORK = ("pending", "running", "held", "unknown")
 STATUSES = (*AT_WORK, "succeeded", "failed", "cancelled")
-HELD_REASONS = ("signal", "limit", "ordering", "paused")
+HELD_REASONS = ("signal", "limit", "ordering", "paused", "run", "child")
 
 
 def _many(name: str, text: str, *short: str, **more: Any) -> Any:

@@ -11,7 +11,7 @@ import typer
 from taskq.cli.filters import Filter, QueueOption, TaskOption, with_filter
 from taskq.cli.options import DsnOption, JsonOption, LimitOption, ReasonOption, SchemaOption
 
-__all__ = ["app"]
+__all__ = ["app", "check_json", "shortened"]
 
 IdsArgument = Annotated[
     list[str] | None,
@@ -27,6 +27,8 @@ IdArgument = Annotated[str, typer.Argument(help="The id of a job.", metavar="ID"
 
 MOST_ALIKE = 10
 """Jobs that are listed where the beginning of an id is not enough."""
+MOST_OF_VALUE = 100
+"""Characters of a step's value that tables show."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -55,8 +57,7 @@ def list_(
     with open_database(dsn, schema) as database:
         rows = database.bounded_rows(f"{order}_jobs", *chosen.select(database).arguments, limit)
     columns = ["id", "status", "queue", "task", "attempt", "created_at", "run_at", "finished_at", "error"]
-    if any(r["ordering_key"] is not None for r in rows):
-        columns.insert(4, "ordering_key")
+    columns[4:4] = [name for name in ("ordering_key", "cohort") if any(r[name] is not None for r in rows)]
     shown = rows if as_json else [_in_short(r) for r in rows]
     optional = ["run_at", "finished_at", "created_at", "attempt", "queue"]
     show(shown, columns, as_json=as_json, empty="no jobs", optional=optional)
@@ -104,17 +105,24 @@ def show_(
             print_json({"id": job, "answer": "not_found", "why": str(missing)})
             return ExitCode.FAILED
         attempts = database.rows("attempts", job)
+        steps = database.rows("steps", job)
+        signals = database.rows("signals", job)
         audit = database.rows("audit", job)
         effects = database.rows("job_effects", job)
         line = database.rows("line", job)
+        slots = database.rows("slots", job)
     row = found[0]
     if as_json:
-        print_json({**row, "line": line[0] if line else None, "attempts": attempts, "audit": audit, "effects": effects})
+        beside = {"line": line[0] if line else None, "slots": slots[0] if slots else None}
+        lists = {"attempts": attempts, "steps": steps, "signals": signals, "audit": audit, "effects": effects}
+        print_json({**row, **beside, **lists})
         return ExitCode.OK
     values = ("payload", "checkpoint", "result", "error", "meta")
     facts = [{"what": k.replace("_", " "), "is": v} for k, v in row.items() if k not in values and v not in (None, [])]
     if line:
         facts.append({"what": "line", "is": _place(line[0])})
+    if slots:
+        facts.append({"what": "slots", "is": _slots(slots[0])})
     print_table(facts, ["what", "is"])
     for name in values:
         if row[name] is not None:
@@ -125,6 +133,12 @@ def show_(
         ["claim_epoch", "outcome", "worker", "claimed_at", "ended_at", "error"],
         empty="none has ended",
     )
+    if steps:
+        print("\nsteps")
+        print_table([_step(s) for s in steps], ["name", "attempt", "recorded_at", "value"])
+    if signals:
+        print("\nsignals")
+        print_table([_signal(g) for g in signals], ["name", "key", "sent_at", "became", "payload"])
     if effects:
         print("\neffects")
         print_table(
@@ -145,6 +159,39 @@ def _in_short(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "status": status, "attempt": f"{row['attempt']}/{row['max_attempts']}"}
 
 
+def _step(step: dict[str, Any]) -> dict[str, Any]:
+    """A recorded step as tables show it."""
+    name = step["name"] if step["occurrence"] == 1 else f"{step['name']} #{step['occurrence']}"
+    if not step["current"]:
+        name += f" (of generation {step['generation']})"
+    if step["left_out"]:
+        name += " (not asked for by the attempt that succeeded)"
+    value = shortened(step["value"])
+    if step["kind"] == "sleep":
+        value = f"sleeps until {step['until']}"
+    elif step["kind"] == "child":
+        which = f"job {step['child_job']}" if step["child_job"] else f"run {step['child_run']}"
+        value = f"waits for {which}" if not step["done"] else f"{which}: {_said(step['error']) or value}"
+    elif step["kind"] == "wait":
+        limit = "" if step["until"] is None else f", until {step['until']}"
+        value = f"waits for its signal{limit}" if not step["done"] else "timed out" if step["value"] is None else value
+    return {"name": name, "attempt": step["claim_epoch"], "recorded_at": step["recorded_at"], "value": value}
+
+
+def _signal(signal: dict[str, Any]) -> dict[str, Any]:
+    """A signal as tables show it."""
+    became = "taken" if signal["taken_at"] else "waits"
+    if signal["refused_at"]:
+        became = f"refused: {signal['refused_why']}"
+    return {**signal, "became": became, "payload": shortened(signal["payload"])}
+
+
+def shortened(value: Any) -> str:
+    """A value as JSON, cut to what a table has room for."""
+    text = json.dumps(value)
+    return text if len(text) <= MOST_OF_VALUE else f"{text[:MOST_OF_VALUE]}..."
+
+
 def _place(line: dict[str, Any]) -> str:
     """Where a job stands in the line of its ordering key, and what it waits for."""
     if line["place"] is None:
@@ -155,6 +202,16 @@ def _place(line: dict[str, Any]) -> str:
     if line["halted_by"] is not None:
         return f"{place}; the key is halted by {line['halted_by']}, which has failed"
     return place
+
+
+def _slots(slots: dict[str, Any]) -> str:
+    """What runs of a job's cohort, and whether the job waits for that."""
+    if slots["limit"] is None:
+        return f"{slots['running']} of its cohort run, which has no limit"
+    said = f"{slots['running']} of {slots['limit']} of its cohort are taken"
+    if slots["by_operator"]:
+        said += ", as an operator has set it"
+    return f"{said}; waits for one" if slots["status"] == "pending" and slots["running"] >= slots["limit"] else said
 
 
 @app.command()
@@ -339,6 +396,29 @@ def resolve(
             raise typer.BadParameter("--result goes with --happened only; what did not happen has no result")
         check_json(result, "--result")
     return resolve_one(id_, happened, result, reason, epoch=epoch, yes=yes, as_json=as_json, dsn=dsn, schema=schema)
+
+
+@app.command()
+def signal(
+    id_: IdArgument,
+    name: Annotated[str, typer.Argument(help="The name that its body waits for.", metavar="NAME")],
+    payload: Annotated[str, typer.Argument(help="What to send.", metavar="JSON")] = "null",
+    key: Annotated[
+        str | None,
+        typer.Option("--key", help="Sent again under one key, it is there once.", metavar="TEXT", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> int:
+    """Send a signal to a job whose body waits for it with ctx.wait_for, or will.
+
+    It is kept until it is taken. Refused for a job that has finished. Answers sent, or already, under the same key.
+    """
+    from taskq.cli.signals import send
+
+    check_json(payload, "JSON")
+    return send(id_, name, payload, key, as_json=as_json, dsn=dsn, schema=schema)
 
 
 @app.command()

@@ -1,7 +1,9 @@
 """Following what starts and ends, by looking again and again at the end of the record.
 
-History and ledger only grow, so each look reads their newest blocks. It begins a few seconds back, since a transaction
-may commit later than one that wrote behind it; what was shown already is remembered and left out.
+History and ledger grow at their ends, so each look reads their newest blocks. It begins a few seconds back, since a
+transaction may commit later than one that wrote behind it; what was shown already is remembered and left out. It also
+begins some blocks back: where jobs were reopened, or ends rolled back, vacuum frees space that is written to again. In
+what is longer than that, an end that is written far in front is not shown.
 """
 
 from __future__ import annotations
@@ -24,6 +26,8 @@ LOOK_BACK = 5.0
 """Seconds for which a transaction may have written before it commits."""
 MOST = 2_000
 """Rows of a look."""
+BLOCKS_BACK = 256
+"""Blocks (2 MiB) of a day's record that each look reads at least."""
 REMEMBERED = 20_000
 """Lines that are known not to be new."""
 
@@ -101,7 +105,8 @@ class _Places:
         is_first = not any(entry[1] == day for entry in self._seen)
         row = self._database.rows("tail_places", day)[0]
         # A new day begins at its beginning; of the first one, only what comes from now on is wanted.
-        blocks = (0, 0) if is_first and self._seen else (max(0, row["history"] - 1), max(0, row["ledger"] - 1))
+        sizes = (0, 0) if is_first and self._seen else (row["history"], row["ledger"])
+        blocks = [max(0, size - BLOCKS_BACK) for size in sizes]
         self._seen.append((now, day, f"({blocks[0]},0)", f"({blocks[1]},0)"))
 
 

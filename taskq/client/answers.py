@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 from uuid import UUID
 
 import asyncpg
@@ -18,6 +18,9 @@ from taskq.errors import (
     JobFailed,
     JobNotFound,
     ResultTimeout,
+    RunCancelled,
+    RunFailed,
+    RunNotFound,
     SchemaBehind,
     TaskQError,
     from_sqlstate,
@@ -25,8 +28,11 @@ from taskq.errors import (
 )
 from taskq.handle import JobInfo
 
-__all__ = ["Waiting", "job_info", "placed", "role_for", "translated"]
+__all__ = ["OUTCOMES", "Awaited", "Waiting", "job_info", "placed", "role_for", "translated"]
 
+Awaited: TypeAlias = Literal["job", "run"]
+OUTCOMES: Final[Mapping[Awaited, str]] = {"job": "outcome", "run": "run_outcome"}
+"""The query that says how one stands."""
 FIRST_POLL: Final = 0.005
 LONGEST_POLL: Final = 0.5
 _MISSING_OBJECT: Final = ("42883", "3F000", "42P01")
@@ -36,7 +42,7 @@ def role_for(query: str) -> str:
     """The suffix of the role that may do what a query of ``db/sql/client.sql`` does."""
     if query in ("open_question", "answer_reconcile"):
         return "worker"
-    return "operator" if query in ("retry", "resolve", "resolve_attempt") else "producer"
+    return "operator" if query in ("retry", "resolve", "resolve_attempt", "retry_run") else "producer"
 
 
 @contextmanager
@@ -121,10 +127,12 @@ class Waiting:
     Args:
         job_id: The job.
         may_appear: It was enqueued in a transaction that may not have committed: not being there is no error yet.
+        of: Whether it is a job or a run.
     """
 
-    def __init__(self, job_id: UUID, *, may_appear: bool) -> None:
+    def __init__(self, job_id: UUID, *, may_appear: bool, of: Awaited = "job") -> None:
         self.job_id = job_id
+        self._of = of
         self.pause = FIRST_POLL
         self._may_appear = may_appear
         self._status: str | None = None
@@ -133,9 +141,9 @@ class Waiting:
         """Whether it is over, and the JSON text of the result.
 
         Raises:
-            JobFailed: It failed.
-            JobCancelled: It was cancelled.
-            JobNotFound: There is no such job.
+            JobFailed, RunFailed: It failed.
+            JobCancelled, RunCancelled: It was cancelled.
+            JobNotFound, RunNotFound: It is not there.
         """
         if row is None:
             if not self._may_appear:
@@ -147,8 +155,9 @@ class Waiting:
             if status == "succeeded":
                 return True, result
             if finished:
-                kind = JobCancelled if status == "cancelled" else JobFailed
-                raise kind(self.job_id, decode_any(error))
+                if self._of == "run":
+                    raise (RunCancelled if status == "cancelled" else RunFailed)(self.job_id, decode_any(error))
+                raise (JobCancelled if status == "cancelled" else JobFailed)(self.job_id, decode_any(error))
         return False, None
 
     def next_pause(self, left: float | None) -> float:
@@ -157,11 +166,11 @@ class Waiting:
         self.pause = min(self.pause * 1.5, LONGEST_POLL)
         return pause
 
-    def not_found(self) -> JobNotFound:
-        """The error for a job that is not there."""
-        return JobNotFound(
-            f"there is no job {self.job_id}",
-            detail={"job_id": str(self.job_id)},
+    def not_found(self) -> JobNotFound | RunNotFound:
+        """The error for what is not there."""
+        return (RunNotFound if self._of == "run" else JobNotFound)(
+            f"there is no {self._of} {self.job_id}",
+            detail={f"{self._of}_id": str(self.job_id)},
             hint="Its transaction has not committed, or retention has dropped it.",
         )
 
@@ -170,8 +179,9 @@ class Waiting:
         waited = f"after {timeout:g} s"
         if self._status is None:
             return ResultTimeout(
-                f"{waited} there is no job {self.job_id} to be seen: the transaction that enqueued it has not "
-                "committed, or was rolled back; commit before you wait"
+                f"{waited} there is no {self._of} {self.job_id} to be seen: the transaction that "
+                f"{'started' if self._of == 'run' else 'enqueued'} it has not committed, or was rolled back; commit "
+                "before you wait"
             )
         if self._status == "unknown":
             return ResultTimeout(
@@ -179,5 +189,6 @@ class Waiting:
                 f"decides it with 'taskq jobs resolve {self.job_id}'"
             )
         return ResultTimeout(
-            f"job {self.job_id} had not finished {waited}: it is {self._status} and goes on; wait longer or again"
+            f"{self._of} {self.job_id} had not finished {waited}: it is {self._status} and goes on; wait longer or "
+            "again"
         )

@@ -14,7 +14,7 @@ from uuid import UUID
 from taskq.client.requests import JobRequest, check_text
 from taskq.codec import encode_any
 from taskq.errors import ConfigurationError, InvalidPolicy, InvalidRequest, PayloadError, TaskDefinitionError
-from taskq.policy import PolicyLayer
+from taskq.policy import PolicyLayer, check_name
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
@@ -26,6 +26,7 @@ __all__ = [
     "check_queues",
     "check_requests",
     "check_resolution",
+    "check_signal",
     "check_steering",
     "check_task_options",
 ]
@@ -48,8 +49,8 @@ _NO_POLICY = ("name", "process", "reconcile", "reconcile_retry")
 """Options of ``task()`` that are no part of the policy."""
 
 
-def check_job_id(value: object) -> UUID:
-    """The id of a job, of a UUID or of its text.
+def check_job_id(value: object, what: str = "job") -> UUID:
+    """The id of a job, or of a run, of a UUID or of its text.
 
     Raises:
         InvalidRequest: It is neither.
@@ -62,19 +63,35 @@ def check_job_id(value: object) -> UUID:
     except ValueError:
         pass
     raise InvalidRequest(
-        f"{_shown(value)} is not the id of a job; give a UUID or its text, such as job.id or "
+        f"{_shown(value)} is not the id of a {what}; give a UUID or its text, such as {what}.id or "
         "'01999999-0000-7000-8000-000000000000'"
     )
 
 
-def check_steering(job_id: object, reason: object, actor: object) -> tuple[Any, ...]:
-    """The arguments of cancel and retry.
+def check_steering(job_id: object, reason: object, actor: object, what: str = "job") -> tuple[Any, ...]:
+    """The arguments of cancel and retry, of a job or of a run.
 
     Raises:
         InvalidRequest: One is not valid.
     """
     said = (None if text is None else check_text(what, text) for what, text in (("reason", reason), ("actor", actor)))
-    return str(check_job_id(job_id)), *said
+    return str(check_job_id(job_id, what)), *said
+
+
+def check_signal(job_id: object, name: object, payload: object, key: object) -> tuple[str, str, str, str | None]:
+    """The arguments of a signal.
+
+    Raises:
+        InvalidRequest: One is not valid.
+        PayloadError: The payload cannot be stored.
+    """
+    try:
+        named = check_name("the name of a signal", name)
+    except InvalidPolicy as exc:
+        raise InvalidRequest(str(exc)) from None
+    if key is not None and not 1 <= len(check_text("key", key)) <= 512:
+        raise InvalidRequest("the key of a signal has 1 to 512 characters, or is None")
+    return str(check_job_id(job_id)), named, encode_any(payload, "payload"), None if key is None else str(key)
 
 
 def check_resolution(

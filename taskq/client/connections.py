@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import asyncpg
 import psycopg
@@ -25,6 +25,9 @@ from psycopg.types.uuid import UUIDLoader
 
 from taskq.client.requests import Batch
 from taskq.errors import TaskQError, UnsupportedConnection, UnusableConnection
+
+if TYPE_CHECKING:
+    from taskq.workflow.runs import Admission
 
 __all__ = ["Kind", "adapt", "driver_error", "kind_for", "send", "send_sync"]
 
@@ -100,7 +103,7 @@ def kind_for(connection: object, *, awaited: bool) -> Kind:
     return kind
 
 
-async def send(kind: Kind, connection: Any, sql: str, batch: Batch) -> Sequence[Any]:
+async def send(kind: Kind, connection: Any, sql: str, batch: Batch | Admission) -> Sequence[Any]:
     """Send the statement of a batch on a caller's async connection; its rows.
 
     Args:
@@ -131,7 +134,7 @@ async def send(kind: Kind, connection: Any, sql: str, batch: Batch) -> Sequence[
         return list((await target.exec_driver_sql(sql, arguments, _BUFFERED)).fetchall())
 
 
-def send_sync(kind: Kind, connection: Any, sql: str, batch: Batch) -> Sequence[Any]:
+def send_sync(kind: Kind, connection: Any, sql: str, batch: Batch | Admission) -> Sequence[Any]:
     """Like ``send``, on a connection that blocks."""
     with _in_words(connection):
         if kind == "psycopg":
@@ -289,11 +292,13 @@ def _encoding(raw: Any) -> str:
     return str(raw.get_settings().get_text_codec().name)
 
 
-def _carried(connection: Any, batch: Batch, encoding: str) -> tuple[Any, ...]:
+def _carried(connection: Any, batch: Batch | Admission, encoding: str) -> tuple[Any, ...]:
     """The arguments as the session's encoding can carry them: JSON has a spelling in ASCII, keys have not."""
-    specs, spec, payload, unique, idempotency, conflict, ordering = batch.arguments
     if encoding == "utf-8":
         return batch.arguments
+    if not isinstance(batch, Batch):
+        return tuple(_ascii(text) if isinstance(text, str) else text for text in batch.arguments)
+    specs, spec, payload, unique, idempotency, conflict, ordering = batch.arguments
     for keys in (unique, idempotency, ordering):
         for key in keys or ():
             try:

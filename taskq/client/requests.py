@@ -6,12 +6,14 @@ What jobs have in common is a spec, sent once; a job adds its payload and its ke
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeAlias, TypedDict, TypeVar
 
 from taskq.codec import encode_any
+from taskq.cohorts import Cohort
 from taskq.durations import Duration, parse_duration
 from taskq.effects import TerminalEffect
 from taskq.errors import InvalidRequest, PayloadError
@@ -20,7 +22,7 @@ from taskq.policy import UNSET, ExecutionPolicy, PolicyLayer, Unset, check_name
 if TYPE_CHECKING:
     from taskq.tasks import Task
 
-__all__ = ["Batch", "CallOptions", "JobRequest", "OnConflict", "Spec", "build_batch"]
+__all__ = ["Batch", "CallOptions", "JobRequest", "OnConflict", "Spec", "build_batch", "merge"]
 
 R_co = TypeVar("R_co", covariant=True)
 OnConflict: TypeAlias = Literal["existing", "raise"]
@@ -113,6 +115,17 @@ class Batch:
     connection: Any
 
     @property
+    def is_plain(self) -> bool:
+        """Whether it is one job that asks for nothing others could collide with, on no connection of the caller's."""
+        return (
+            len(self.spec) == 1
+            and self.connection is None
+            and self.unique_key is None
+            and self.idempotency_key is None
+            and self.ordering_key is None
+        )
+
+    @property
     def arguments(self) -> tuple[Any, ...]:
         """The statement's arguments, for either driver."""
         return (
@@ -186,6 +199,24 @@ def build_batch(
     )
 
 
+def merge(batches: Sequence[Batch]) -> Batch:
+    """Several batches that are plain as one, their jobs in order."""
+    if len(batches) == 1:
+        return batches[0]
+    numbers: dict[str, int] = {}
+    policies: dict[str, ExecutionPolicy] = {}
+    for batch in batches:
+        numbers.setdefault(batch.specs, len(numbers) + 1)
+        policies.update(batch.policies)
+    return replace(
+        batches[0],
+        specs="[" + ",".join(specs[1:-1] for specs in numbers) + "]",
+        spec=[numbers[batch.specs] for batch in batches],
+        payload=[batch.payload[0] for batch in batches],
+        policies=policies,
+    )
+
+
 def build_spec(task: str, policy: ExecutionPolicy, options: CallOptions, required_worker_schema: int | None) -> Spec:
     """The spec of a task's jobs under these options."""
     deadline = policy.deadline if isinstance(options.deadline_in, Unset) else options.deadline_in
@@ -208,6 +239,7 @@ def build_spec(task: str, policy: ExecutionPolicy, options: CallOptions, require
         "idempotency_scope": options.idempotency_scope,
         "tags": list(options.tags) or None,
         "ordering": policy.ordering,
+        "cohort": policy.cohort.name if policy.cohort else None,
     }
     text = json.dumps({k: v for k, v in values.items() if v is not None}, ensure_ascii=False)
     if options.meta is not None:
@@ -237,6 +269,7 @@ class Using(TypedDict, total=False):
         effects: What runs once the job has ended, instead of what the task says; ``[]`` for nothing.
         ordering_key: Jobs with this key run one at a time, in the order in which they were enqueued; the key is one for
             the whole installation, across tasks and queues. 1 to 512 characters.
+        cohort: Whose limit they count against while they run, instead of what the task says; None for none.
         tags: Words for finding jobs: at most 64, each of 1 to 256 characters.
         meta: Data that travels with the job, apart from its arguments; at most 64 KiB as JSON.
         connection: The caller's own connection: the job commits or vanishes with its transaction. For the async calls
@@ -259,12 +292,14 @@ class Using(TypedDict, total=False):
     idempotency_scope: str | None
     effects: Iterable[TerminalEffect]
     ordering_key: str | None
+    cohort: Cohort | None
     tags: Iterable[str]
     meta: Mapping[str, Any] | None
     connection: Any
 
 
-_LAYER: Final = ("queue", "priority", "max_attempts", "timeout", "effects")
+RUN_KEY: Final = re.compile(r"[!-~]{1,128}")
+_LAYER: Final = ("queue", "priority", "max_attempts", "timeout", "effects", "cohort")
 
 
 def check_options(given: Using) -> CallOptions:
@@ -315,7 +350,7 @@ def check_options(given: Using) -> CallOptions:
         idempotency_scope=None if idempotency_scope is None else check_name("idempotency_scope", idempotency_scope),
         ordering_key=_check_key("ordering_key", given.get("ordering_key")),
         tags=_check_tags(tags),
-        meta=None if meta is None else _check_meta(meta),
+        meta=None if meta is None else check_meta(meta),
         connection=given.get("connection"),
     )
 
@@ -375,7 +410,13 @@ def _check_tags(tags: Iterable[str]) -> tuple[str, ...]:
     return checked
 
 
-def _check_meta(meta: Mapping[str, Any]) -> str:
+def check_meta(meta: Mapping[str, Any]) -> str:
+    """What travels with a job or run, as JSON text.
+
+    Raises:
+        InvalidRequest: It is no mapping, or too large.
+        PayloadError: It cannot be stored.
+    """
     if not isinstance(meta, Mapping):
         raise InvalidRequest(f"meta is of type {type(meta).__name__}; give a mapping such as {{'trace': '...'}}")
     text = encode_any(dict(meta), "meta")
@@ -383,3 +424,16 @@ def _check_meta(meta: Mapping[str, Any]) -> str:
     if size > MAX_META_BYTES:
         raise InvalidRequest(f"meta has {size} bytes as JSON, the limit is {MAX_META_BYTES}; put it in the payload")
     return text
+
+
+def check_run_key(key: str | None) -> str | None:
+    """The key of a run.
+
+    Raises:
+        InvalidRequest: It is none.
+    """
+    if key is not None and not (isinstance(key, str) and RUN_KEY.fullmatch(key)):
+        raise InvalidRequest(
+            f"run_key is {str(key)[:60]!r}; give 1 to 128 printable ASCII characters without spaces, or None for none"
+        )
+    return key

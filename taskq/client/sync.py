@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import psycopg
 from psycopg.rows import dict_row, tuple_row
 
-from taskq.client.answers import Waiting, job_info, placed, role_for, translated
+from taskq.client.answers import OUTCOMES, Awaited, Waiting, job_info, placed, role_for, translated
 from taskq.client.connections import adapt, kind_for, send_sync
 from taskq.client.requests import Batch
 from taskq.db.pools import SyncPool
@@ -20,6 +20,9 @@ from taskq.effects import EffectInfo
 from taskq.handle import JobInfo
 from taskq.policy import FORMAT, ExecutionPolicy
 from taskq.promises import policies_of
+
+if TYPE_CHECKING:
+    from taskq.workflow.runs import Admission
 
 __all__ = ["SyncClient"]
 
@@ -38,6 +41,7 @@ class SyncClient:
         self._schema = schema
         self._queries = load("client", schema)
         self._stored: set[str] = set()
+        self._plans: set[str] = set()
 
     def ensure_policy(self, policy: ExecutionPolicy, policy_id: str | None = None) -> str:
         """Store a policy if this process has not seen it stored; give its id."""
@@ -45,6 +49,8 @@ class SyncClient:
         if policy_id not in self._stored:
             for each_id, each in policies_of(policy):
                 self._fetch("ensure_policy", each_id, FORMAT, json.dumps(each.spec()))
+                if each.cohort is not None and each.cohort.limit is not None:
+                    self._fetch("ensure_limit", each.cohort.name, each.cohort.limit)
             self._stored.add(policy_id)
         return policy_id
 
@@ -62,13 +68,31 @@ class SyncClient:
                 adapt(cursor)
                 return placed(cursor.execute(sql.encode(), batch.arguments).fetchall())
 
-    def wait(self, job_id: UUID, timeout: Duration | None, *, may_appear: bool) -> str | None:
-        """Wait until a job has finished; the JSON text of its result."""
+    def start_run(self, admission: Admission) -> tuple[UUID, bool]:
+        """Admit a run, on its own connection if it names one; its id, and whether it is new."""
+        kind = None if admission.connection is None else kind_for(admission.connection, awaited=False)
+        if admission.plan.hash not in self._plans:
+            for policy_id, policy in admission.policies.items():
+                self.ensure_policy(policy, policy_id)
+            for plan in admission.plan.whole():
+                if plan.hash not in self._plans:
+                    self._fetch("store_plan", plan.text)
+                    self._plans.add(plan.hash)
+        sql = self._queries["start_run"]
+        with translated(self._schema):
+            if kind is not None:
+                return placed(send_sync(kind, admission.connection, sql, admission))[0]
+            with self.pool.connection() as connection, psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
+                adapt(cursor)
+                return placed(cursor.execute(sql.encode(), admission.arguments).fetchall())[0]
+
+    def wait(self, job_id: UUID, timeout: Duration | None, *, may_appear: bool, of: Awaited = "job") -> str | None:
+        """Wait until a job or run has finished; the JSON text of its result."""
         limit = None if timeout is None else parse_duration(timeout)
         end = None if limit is None else time.monotonic() + limit
-        waiting = Waiting(job_id, may_appear=may_appear)
+        waiting = Waiting(job_id, may_appear=may_appear, of=of)
         while True:
-            rows = self._fetch("outcome", str(job_id))
+            rows = self._fetch(OUTCOMES[of], str(job_id))
             over, text = waiting.look(rows[0] if rows else None)
             if over:
                 return text

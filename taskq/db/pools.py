@@ -168,12 +168,18 @@ async def _refuse_pooler(conn: AsyncConnection) -> None:
     A pooler answers the start-up with a process id of its own making. Behind one in transaction mode a statement that
     is prepared under a name may turn out to be another client's: a retry was executed as a cancel.
     """
+    # In a transaction, which pins the session; what is prepared here is not met by another client's.
+    transaction = conn.transaction()
     try:
-        # In a transaction, which pins the session; what is prepared here is not met by another client's.
-        async with conn.transaction():
-            pid = await conn.fetchval(load("client", "taskq")["backend_pid"])
+        await transaction.start()
+        pid = await conn.fetchval(load("client", "taskq")["backend_pid"])
+        await transaction.rollback()
     except (asyncpg.DuplicatePreparedStatementError, asyncpg.InvalidSQLStatementNameError):
         pid = None
+    except BaseException:
+        # At once: a rollback, and a close that says goodbye, would wait without a bound for a server that is silent.
+        conn.terminate()
+        raise
     if pid != conn.get_server_pid():
         raise PoolerInBetween(
             "a connection pooler stands in between; workers and the async client prepare statements and listen, which "

@@ -134,10 +134,21 @@ class Stage:
         Raises:
             TaskQError: A worker ended by itself, or nothing moved for a minute.
         """
-        left, moved_at = self.number("remaining", self.queue), time.monotonic()
+        self._watch(lambda: self.number("remaining", self.queue), remaining, progress)
+
+    def run_until_ended(self, runs: list[str]) -> None:
+        """Wait until these runs have ended.
+
+        Raises:
+            TaskQError: As ``run_until`` does.
+        """
+        self._watch(lambda: self.number("open_runs", runs), 0, lambda _: None)
+
+    def _watch(self, look: Callable[[], int], remaining: int, progress: Callable[[int], None]) -> None:
+        left, moved_at = look(), time.monotonic()
         while left > remaining:
             time.sleep(LOOK_EVERY)
-            now_left = self.number("remaining", self.queue)
+            now_left = look()
             if now_left != left:
                 left, moved_at = now_left, time.monotonic()
                 progress(left)

@@ -24,6 +24,7 @@ _BACK: Final = {
     "failed": ("job.retry",),
     "retry_after": ("job.retry_after",),
     "snoozed": ("job.snooze",),
+    "suspended": ("job.suspended",),
     "released": ("job.released", "job.handed_back"),
 }
 
@@ -44,6 +45,8 @@ def events_of(transition: Transition) -> tuple[str, ...]:
             return ("job.resolved",)
         case "end_attempts" if transition.target in ("pending", "held"):
             return _BACK[transition.outcome or ""]
+        case "end_attempts" if transition.outcome == "suspended":
+            return _BACK["suspended"]
         case "end_attempts":
             return (f"job.{transition.target}",)
     return ()

@@ -32,9 +32,10 @@ class Drained:
         failed: Jobs that failed for good.
         cancelled: Jobs that were cancelled while they ran.
         retried: Attempts after which the job waited again: failures, retry-afters and snoozes.
-        waiting: Jobs that are left: they wait for a later time, or in a paused queue.
-        held: Jobs that are left in the line of an ordering key, behind one that has failed and halts it, whose outcome
-            is unknown, or that waits itself.
+        waiting: Jobs that are left: they wait for a later time, in a paused queue, in a cohort whose limit is 0, or for
+            a child run.
+        held: Jobs that are left because they wait for a signal; or in the line of an ordering key, behind one that has
+            failed and halts it, whose outcome is unknown, or that waits itself.
     """
 
     succeeded: int = 0
@@ -48,8 +49,9 @@ class Drained:
 async def drain(app: TaskQ, *, timeout: Duration = "30s", later: bool = False, concurrency: int = 10) -> Drained:
     """Run what is due with a real worker in this process, and all that becomes due by it, until nothing is.
 
-    What waits for a later time (a delay, a retry) is left, unless ``later`` says otherwise. A job that runs in another
-    worker is waited for. Jobs in paused queues are left. The line of an ordering key is run to its end, in order; where
+    What waits for a later time (a delay, a retry, a sleep) is left, unless ``later`` says otherwise. So is what waits
+    for a signal: send it, and drain again. A job that runs in another worker is waited for. Jobs in paused queues are
+    left, and those of cohorts that let nobody run. The line of an ordering key is run to its end, in order; where
     something holds it up, ``held`` says how many jobs are left in it.
 
     Args:
@@ -161,9 +163,11 @@ def _named(rows: Sequence[Any]) -> str:
 
 
 async def _left(app: TaskQ) -> list[Any]:
+    await _fetch(app, "carry_on_run")
     left = await _fetch(app, "left")
     if any(row["due"] and row["status"] == "held" for row in left):
         await _fetch(app, "sweep_orderings")
+        await _fetch(app, "sweep_children")
         left = await _fetch(app, "left")
     return left
 

@@ -17,6 +17,7 @@ Outcome = Literal[
     "retry_after_spent",
     "snooze",
     "snooze_spent",
+    "suspend",
     "release",
     "unknown",
 ]
@@ -49,6 +50,7 @@ class Claim:
     meta: str | None
     key_generation: int | None = None
     releases: int = 0
+    cohort: str | None = None
     received: float = 0.0
     """When the answer arrived, on the loop's clock."""
     started: float = 0.0
@@ -89,6 +91,8 @@ class End:
     """The effect start that its record must keep; None where there was none, and nothing is to be proven."""
     on_proven: Callable[[End], None] | None = None
     """Called once the record proves this end, where that is asked for."""
+    busy: int = 0
+    """How often its run was busy when it was sent."""
 
 
 @dataclass(slots=True)
@@ -100,6 +104,7 @@ class Counts:
     failed: int = 0
     cancelled: int = 0
     retried: int = 0
+    suspended: int = 0
     released: int = 0
     fenced_out: int = 0
     unknown: int = 0

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from taskq import errors
-from taskq.outcomes import OutcomeUnknown, RetryAfter, Snooze
+from taskq.outcomes import OutcomeUnknown, RetryAfter, Snooze, is_suspension
 from taskq.policy import ExecutionPolicy, kind_name
+from taskq.steps import Key
 from taskq.worker.claims import Claim, Interrupt, Outcome
 
 
@@ -31,6 +32,13 @@ class Raised:
     """The body raised."""
 
     error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Suspends:
+    """The body sleeps or waits for signals, by these steps."""
+
+    keys: tuple[Key, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class FencedOut:
 
 UnknownReason = Literal["timed_out", "process_died", "shutdown", "told", "not_confirmed"]
 ReleaseReason = Literal["shutdown", "lease", "stale", "stopped"]
-BodyEnd = Returned | Raised | RaisedElsewhere | Interrupted | Unproven | FencedOut
+BodyEnd = Returned | Raised | Suspends | RaisedElsewhere | Interrupted | Unproven | FencedOut
 _LAST: Final = (
     errors.PayloadError,
     errors.ResultNotStorable,
@@ -107,6 +115,8 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
     match end:
         case Returned(result):
             return Disposition("succeeded", result=result)
+        case Suspends(keys):
+            return Disposition("suspend", error=_waits_for(keys))
         case Unproven(exc):
             started = claim.effect_started_at is not None
             error = {**errors.describe(exc), "reason": "not_confirmed", "body_started": started}
@@ -241,6 +251,30 @@ def _charged(claim: Claim, policy: ExecutionPolicy, error: dict[str, Any], may_r
     if used >= claim.max_attempts or not may_retry:
         return Disposition("failed", error=error)
     return Disposition("retry", error=error, delay=policy.retry.backoff.delay(used, random.random()))
+
+
+def of_suspended(end: BodyEnd, keys: Sequence[Key]) -> BodyEnd:
+    """How a body has ended that ``ctx.sleep``, ``ctx.wait_for`` or ``ctx.child`` had suspended, by these steps."""
+    match end:
+        case Raised(exc) if is_suspension(exc):
+            return Suspends(tuple(keys))
+        case Returned():
+            return Raised(
+                errors.SuspensionSwallowed(
+                    f"the body returned although it was suspended ({_waits_for(keys)['message']}): it has caught "
+                    "taskq.outcomes.Suspended. Catch Exception, never BaseException, or raise what was caught again"
+                )
+            )
+    return end
+
+
+def _waits_for(keys: Sequence[Key]) -> dict[str, Any]:
+    words = {"sleep": "sleep", "wait": "signal", "child": "child"}
+    return {
+        "type": "Suspended",
+        "message": ", ".join(f"{words[key.kind]} {key}" for key in keys),
+        "for": [key._asdict() for key in keys],
+    }
 
 
 def _reason(later: RetryAfter | Snooze) -> dict[str, Any]:

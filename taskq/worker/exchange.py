@@ -50,6 +50,7 @@ SUSPECT_CYCLE = 120.0
 
 _IN_LANE = attrgetter("run_at", "job_id")
 _PRIORITY = attrgetter("priority")
+_COHORT = attrgetter("cohort")
 
 Block = Literal["registering", "lease", "stuck", "draining"]
 """Why nothing is claimed for the time being."""
@@ -99,6 +100,7 @@ class Exchanger:
         self._poll = poll_interval
         self._ping_every = ping_every
         self._last_sent = 0.0
+        self._paced_at = 0.0
         self._pace = 0.0
         self._policies = policies
         self._counts = counts
@@ -118,6 +120,7 @@ class Exchanger:
         self._suspects_since: float | None = None
         self._alone: tuple[UUID, int] | None = None
         self._others_first = False
+        self._cohorts_first = False
         self._closed = False
         self._watched: points.WatchedExchange | None = None
         self.worker_id: UUID | None = None
@@ -212,10 +215,23 @@ class Exchanger:
             if SUSPECT_PATIENCE < waited < SUSPECT_PATIENCE + SUSPECT_DRAIN:
                 return 0
         executor = self._executor
-        slots = self._concurrency - executor.busy - executor.waiting
-        if executor.mean_seconds < QUICK:
+        slots = self._free
+        if not self._cohorts_first and executor.mean_seconds < QUICK:
             slots += min(BATCH, int(self._pace * AHEAD))
         return max(0, min(slots, BATCH))
+
+    @property
+    def _free(self) -> int:
+        """How many bodies could start at once; negative while more is claimed than runs."""
+        return self._concurrency - self._executor.busy - self._executor.waiting
+
+    def _for_cohorts(self, limit: int) -> int:
+        """For how many jobs of cohorts to ask: each holds a slot from then on, so for those that can start at once.
+
+        While quick jobs are claimed ahead nothing could, for as long as there are any. So one is asked for that takes
+        the next body's place.
+        """
+        return min(limit, max(self._free, 0 if self._executor.holds_slot else 1))
 
     async def _wait(self, now: float) -> None:
         timeout = min(self._poll, self._ping_every)
@@ -245,9 +261,11 @@ class Exchanger:
             self._resender.ends_only = False
             return
         started = self._loop.time()
-        self._pace += (len(batch) / max(started - self._last_sent, SHORTEST) - self._pace) * 0.2
-        self._last_sent = started
+        self._pace += (len(batch) / max(started - self._paced_at, SHORTEST) - self._pace) * 0.2
+        self._paced_at = self._last_sent = started
         rescan = limit > 0 and self._lanes.rescan_is_due(started)
+        asked = self._for_cohorts(limit)
+        ahead = self._free <= 0
         self.started += 1
         self.in_flight = self.started
         self._notified = False
@@ -261,10 +279,12 @@ class Exchanger:
                 self._tasks,
                 *self._lanes.lanes(rescan=rescan),
                 self._resender.skip,
+                asked,
                 through=self._watched,
             )
             kinds = {row["kind"] for row in rows}
             missed = [row for row in rows if row["kind"] == "missed"] if "missed" in kinds else []
+            busy = {(r["job_id"], r["claim_epoch"]) for r in rows if r["kind"] == "busy"} if "busy" in kinds else None
             claims = [Claim.from_row(worker_id, row, started) for row in rows if row["kind"] == "job"] if limit else []
         except DATABASE_ERRORS as exc:
             self.in_flight = 0
@@ -275,6 +295,8 @@ class Exchanger:
             await self._resender.unreadable(batch, exc)
             return
         self._resender.ends_only = False
+        if busy:
+            batch = self._resender.later([e for e in batch if (e.job_id, e.claim_epoch) in busy], batch, self.nudge)
         if batch:
             await self._ended(batch, missed)
             if self._watched is not None:
@@ -284,6 +306,7 @@ class Exchanger:
                 self._next_claim = self._loop.time() + 0.2
                 self._on_lease_refused()
             else:
+                self._see_cohorts(claims, ahead)
                 await self._claimed(claims, limit, rescan, started)
         if batch:
             self._expect_back(batch)
@@ -320,6 +343,17 @@ class Exchanger:
             self._alone = None
 
     # Claims ---------------------------------------------------------------------------------------------------------
+
+    def _see_cohorts(self, claims: list[Claim], ahead: bool) -> None:
+        """Note whether jobs of cohorts are next.
+
+        One that came while others are claimed ahead was first in order. Nothing is claimed ahead from then on, until a
+        claim for free slots has had room for other jobs.
+        """
+        if ahead:
+            self._cohorts_first = self._cohorts_first or any(map(_COHORT, claims))
+        else:
+            self._cohorts_first = bool(claims) and all(map(_COHORT, claims))
 
     async def _claimed(self, claims: list[Claim], limit: int, rescan: bool, started: float) -> None:
         now = self._loop.time()

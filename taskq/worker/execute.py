@@ -27,12 +27,13 @@ from taskq.tasks import Task
 from taskq.telemetry import get_logger
 from taskq.worker.bodies import Threads, drive, returned, self_cancelled
 from taskq.worker.claims import Claim, Interrupt
-from taskq.worker.disposition import BodyEnd, FencedOut, Interrupted, Raised, Returned, Unproven
+from taskq.worker.disposition import BodyEnd, FencedOut, Interrupted, Raised, Returned, Unproven, of_suspended
 from taskq.worker.effect_start import EffectStart
 from taskq.worker.forked import Home
 from taskq.worker.leftovers import holders
 from taskq.worker.process_body import ProcessBody
 from taskq.worker.process_pool import Launch, ProcessPool
+from taskq.worker.report import steps_left
 from taskq.worker.running import RANK, Running
 from taskq.worker.timeouts import Sweeper
 
@@ -120,14 +121,24 @@ class Executor:
     @property
     def oldest_waiting(self) -> float | None:
         """When the claim that waits longest was received, on the loop's clock."""
+        if self.holds_slot:
+            return min(claim.received for claim, _ in self._ready)
         return self._ready[0][0].received if self._ready else None
+
+    @property
+    def holds_slot(self) -> bool:
+        """Whether a job of a cohort waits for a consumer; such are in front."""
+        return bool(self._ready) and self._ready[0][0].cohort is not None
 
     def waiting_keys(self) -> set[tuple[UUID, int]]:
         """Job and epoch of every claim that no consumer has taken yet."""
         return {(claim.job_id, claim.claim_epoch) for claim, _ in self._ready}
 
     def put(self, claims: list[tuple[Claim, ExecutionPolicy]]) -> None:
-        """Hand claims to the consumers, in order."""
+        """Hand claims to the consumers, in order; those of cohorts come before all that wait, since they hold slots."""
+        if any(claim.cohort is not None for claim, _ in claims):
+            self._ready.extendleft(reversed([entry for entry in claims if entry[0].cohort is not None]))
+            claims = [entry for entry in claims if entry[0].cohort is None]
         self._ready.extend(claims)
         self._wake_one()
 
@@ -293,6 +304,8 @@ class Executor:
             del self.running[claim.job_id]
             if not self.running:
                 self._empty.set()
+        if run.suspended:
+            end = of_suspended(end, run.suspended)
         self.mean_seconds += (self._loop.time() - now - self.mean_seconds) * 0.05
         try:
             self._on_end(claim, policy, end)
@@ -320,9 +333,21 @@ class Executor:
         kwargs = task.codec.decode(run.claim.payload)
         if task.is_async:
             coro = task.fn(run.context, **kwargs) if task.takes_context else task.fn(**kwargs)
-            return returned(task, await drive(coro, contextvars.copy_context(), self._home))
-        run.thread = True
-        return returned(task, await self._in_thread(run, task, kwargs))
+            end = returned(task, await drive(coro, contextvars.copy_context(), self._home))
+        else:
+            run.thread = True
+            end = returned(task, await self._in_thread(run, task, kwargs))
+        if run.steps_left:
+            await self._until_done(self._loop.create_task(self._leave_steps(run)))
+        return end
+
+    async def _leave_steps(self, run: Running) -> None:
+        """Tell of recorded steps that a body which has returned did not ask for; that must not change its end."""
+        left = run.steps_left
+        steps_left(run.claim, left)
+        if self.services is not None:
+            with suppress(Exception):  # a note for whoever looks, and the event above has said it
+                await self.services.leave_steps(run.context, left)
 
     async def _run_effect(self, run: Running, task: Task[..., Any]) -> BodyEnd:
         """Run a side-effecting body once it is proven that it may start its effect, and not otherwise."""

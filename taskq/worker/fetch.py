@@ -67,7 +67,8 @@ class LaneBook:
         """Move the marks to what was claimed; a rescan moves them back as well."""
         latest: dict[tuple[str, int], Mark] = {}
         for claim in claims:
-            if claim.run_at > claim.claimed_at - LAG:
+            # A job of a cohort waits for its slot, however old it is: it says nothing of others.
+            if claim.cohort is not None or claim.run_at > claim.claimed_at - LAG:
                 continue
             lane = (claim.queue, claim.priority)
             mark = (claim.run_at, claim.job_id)

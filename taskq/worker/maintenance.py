@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +27,10 @@ log = get_logger("maintenance")
 LONGEST_PAUSE = 5.0
 ORDERINGS_EVERY = 1.0
 """Seconds; while ordering keys are in use."""
+CARRY_ON_FOR = 1.0
+"""Seconds at a stretch for runs of which more is ready than one transaction gives jobs."""
+BETWEEN = 0.005
+"""Seconds between two of these, in which ends of the same run find it free."""
 PRUNE_EVERY = 60.0
 PARTITIONS_EVERY = 1800.0
 SLOW = 0.25
@@ -64,9 +69,11 @@ class Maintenance:
         self._failures: dict[str, int] = {}
         self._prune_at = 0.0
         self._reconcile_at = 0.0
+        self._heal_at = 0.0
         self._partitions_at = 0.0
         self._retention_at = 0.0
         self._orderings_in_use = False
+        self._told = asyncio.Event()
         self.worker_id: UUID | None = None
         self.is_leader = False
 
@@ -79,12 +86,29 @@ class Maintenance:
                     await self._turn(self.worker_id)
                     while self.is_leader and self._orderings_in_use and pause > ORDERINGS_EVERY:
                         pause -= ORDERINGS_EVERY
-                        await asyncio.sleep(ORDERINGS_EVERY)
+                        await self._rest(ORDERINGS_EVERY)
                         await self._duty("sweep_orderings", self._sweep_orderings)
+                    await self._rest(pause)
+                    continue
             except DATABASE_ERRORS as exc:
                 self.is_leader = False
                 await self._conn.pause_after_failure(exc)
             await asyncio.sleep(pause)
+
+    def told(self) -> None:
+        """More of a run became ready than one transaction gives jobs: whoever leads carries it on."""
+        self._told.set()
+
+    async def _rest(self, seconds: float) -> None:
+        until = boot_clock() + seconds
+        while (left := until - boot_clock()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(left):
+                    await self._told.wait()
+            if self._told.is_set():
+                self._told.clear()
+                if self.is_leader:
+                    await self._duty("carry_on", self._carry_on)
 
     async def resign(self) -> None:
         """Give the role back, if this worker has it."""
@@ -121,8 +145,14 @@ class Maintenance:
             await self._duty("settle_lost", self._settle_lost)
         if "sweep" in due:
             await self._duty("sweep", self._sweep)
+        if "stop_children" in due:
+            await self._duty("stop_children", self._stop_children)
         if now >= self._reconcile_at and await self._duty("reconcile", self._reconcile):
             self._reconcile_at = now + PRUNE_EVERY
+        if now >= self._heal_at and await self._duty("heal", self._heal):
+            self._heal_at = now + PRUNE_EVERY
+        if "carry_on" in due:
+            await self._duty("carry_on", self._carry_on)
         self._orderings_in_use = "sweep_orderings" in due
         if self._orderings_in_use:
             await self._duty("sweep_orderings", self._sweep_orderings)
@@ -187,6 +217,42 @@ class Maintenance:
                     log.warning("reconcile.not_enqueued", **of_job)
                 else:
                     log.info("reconcile.enqueued", **of_job, reconcile_job=row["reconcile_job"])
+
+    async def _stop_children(self) -> None:
+        """Cancel child runs that somebody was at when their parent was cancelled."""
+        after: UUID | None = None
+        while rows := await self._conn.fetch(self._sql["stop_children"], after):
+            after = rows[-1]["run_id"]
+
+    async def _heal(self) -> None:
+        """Carry on runs that stand still, which only rows that were written behind the triggers' back can do."""
+        after: UUID | None = None
+        while rows := await self._conn.fetch(self._sql["heal_runs"], after):
+            after = rows[-1]["run_id"]
+            for row in rows:
+                if row["answer"] == "healed":
+                    log.warning("run.healed", run_id=row["run_id"])
+                elif row["answer"].startswith("error: "):
+                    log.error("run.not_carried_on", run_id=row["run_id"], sqlstate=row["answer"][7:])
+
+    async def _carry_on(self) -> None:
+        """Give jobs to what is ready, a run after the other, and a bounded number at a time."""
+        until = boot_clock() + CARRY_ON_FOR
+        after: UUID | None = None
+        carried = False
+        while boot_clock() < until:
+            if rows := await self._conn.fetch(self._sql["carry_on_run"], after):
+                after = rows[0]["run_id"]
+                if rows[0]["answer"].startswith("error: "):
+                    log.error("run.not_carried_on", run_id=after, sqlstate=rows[0]["answer"][7:])
+                else:
+                    carried = True
+                    await asyncio.sleep(BETWEEN)
+            elif carried:
+                after, carried = None, False
+            else:
+                return
+        self._told.set()
 
     async def _sweep_orderings(self) -> None:
         until = boot_clock() + ORDERINGS_EVERY

@@ -282,6 +282,7 @@ def build_parts(
         worker_id=lambda: registration.worker_id,
         on_wake=exchanger.notified,
         on_cancel=hooks.cancel_requested,
+        on_due=maintenance.told,
     )
     return Parts(
         queries=queries,

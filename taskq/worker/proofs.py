@@ -29,6 +29,7 @@ SAME: Final = (
     "releases",
     "generation",
     "key_generation",
+    "cohort",
     "deadline",
     "claimed_at",
 )
@@ -47,6 +48,7 @@ _ON_RECORD: Final[Mapping[str, frozenset[str]]] = {
     "retry_after_spent": frozenset({"retry_after", "cancelled"}),
     "snooze": frozenset({"snoozed", "cancelled"}),
     "snooze_spent": frozenset({"snoozed", "cancelled"}),
+    "suspend": frozenset({"suspended", "cancelled"}),
 }
 
 

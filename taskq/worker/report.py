@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from taskq.errors import OutcomeNotProven
 from taskq.reconcile_hooks import SUFFIX, is_hook
+from taskq.steps import Key
 from taskq.telemetry import get_logger
 from taskq.worker.claims import Claim, Counts, End
 from taskq.worker.complete import Outbox, make_end
@@ -36,8 +37,14 @@ def report(counts: Counts, claim: Claim, decided: Disposition) -> None:
             of_attempt = _about(claim, decided)
             log.debug("job.succeeded", **of_attempt)
         return
-    of_attempt = _about(claim, decided)
     error = decided.error or {}
+    if outcome == "suspend":
+        counts.suspended += 1
+        if _levels.isEnabledFor(logging.DEBUG):
+            of_attempt = _about(claim, decided)
+            log.debug("job.suspended", **of_attempt, waits_for=error.get("message"))
+        return
+    of_attempt = _about(claim, decided)
     said = {} if decided.error is None else {"error": f"{error.get('type')}: {error.get('message')}"}
     if outcome in ("failed", "retry_after_spent", "snooze_spent"):
         counts.failed += 1
@@ -108,6 +115,17 @@ def after_commit(attempt: Claim | End, body: str) -> None:
     """Tell of what came after an attempt had ended in its body's own transaction, and had no effect."""
     log.warning(
         "job.after_commit", job_id=attempt.job_id, task=attempt.task, claim_epoch=attempt.claim_epoch, body=body
+    )
+
+
+def steps_left(claim: Claim, left: Iterable[Key]) -> None:
+    """Tell of recorded steps that a body which has returned did not ask for, such as those of a name it has no more."""
+    log.warning(
+        "job.steps_left",
+        job_id=claim.job_id,
+        task=claim.task,
+        claim_epoch=claim.claim_epoch,
+        steps=", ".join(map(str, left)),
     )
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
+import random
+from collections.abc import Callable, Mapping
 from uuid import UUID
 
 import asyncpg
@@ -22,6 +23,11 @@ from taskq.worker.proofs import prove_end
 from taskq.worker.report import after_commit, not_proven
 
 log = get_logger("worker")
+
+BUSY = (0.001, 0.008)
+"""Seconds until an end is sent again whose run was busy, at random within, so that two workers do not keep meeting."""
+PATIENT, DOUBLINGS = 3, 5
+"""After so many times that is doubled with each, so many times at most: somebody holds the run up for good."""
 
 
 class Resender:
@@ -43,6 +49,21 @@ class Resender:
         """Whether to send ends without claims, to find out which of the two is refused."""
         self.skip: list[UUID] = []
         """Jobs to claim around."""
+
+    def later(self, busy: list[End], batch: list[End], nudge: Callable[[], None]) -> list[End]:
+        """Ends whose run somebody else is at just now: send them again in a moment. Gives the rest of the batch."""
+
+        def again() -> None:
+            self._outbox.again(busy)
+            nudge()
+
+        for end in busy:
+            end.busy += 1
+        # Of a batch with a new one the new one counts: it may well be free by then.
+        times = max(0, min(end.busy for end in busy) - PATIENT)
+        asyncio.get_running_loop().call_later(random.uniform(*BUSY) * 2 ** min(times, DOUBLINGS), again)
+        taken = set(map(id, busy))
+        return [end for end in batch if id(end) not in taken]
 
     async def settle_missed(self, end: End) -> None:
         """An end changed no row: read what stands on record, in a new statement, and learn whose it is."""
@@ -122,7 +143,9 @@ class Resender:
                 if not made["n"]:
                     await self._conn.pause_after_failure(exc)
             return
-        if isinstance(refusal, errors.DatabaseRefusal) and limit and not batch and self._leave_out(refusal):
+        # A slot that was not free a moment ago may be in the next one: such a row is not given up.
+        lasts = refusal if not isinstance(refusal, errors.CohortFull) else None
+        if isinstance(lasts, errors.DatabaseRefusal) and limit and not batch and self._leave_out(lasts):
             return
         if cannot_be_stored(exc) and batch:
             if limit:

@@ -11,6 +11,7 @@ from taskq.policy import ExecutionPolicy
 from taskq.worker.claims import Claim, Interrupt
 
 if TYPE_CHECKING:
+    from taskq.steps import Key
     from taskq.worker.process_body import ProcessBody
 
 RANK: Final[dict[Interrupt, int]] = {"cancel": 1, "timeout": 1, "shutdown": 2, "lease": 3}
@@ -75,8 +76,21 @@ class Running:
                 meta=claim.meta,
                 key_generation=claim.key_generation,
                 services=self._services,
+                suspends=claim.effect_class != "side_effecting",
             )
         return self._context
+
+    @property
+    def steps_left(self) -> list[Key]:
+        """The recorded steps that the body has not asked for, as far as it has asked for any."""
+        steps = None if self._context is None else self._context._steps
+        return [] if steps is None else steps.left
+
+    @property
+    def suspended(self) -> list[Key]:
+        """The sleeps and waits that the body was suspended for; empty if it was not."""
+        steps = None if self._context is None else self._context._steps
+        return [] if steps is None else steps.suspended
 
     def tell(self) -> None:
         """Tell the body that it should come to an end, without stopping it."""

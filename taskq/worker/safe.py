@@ -1,4 +1,4 @@
-"""What bodies get for dangerous work: proof of ownership and checkpoints; ``safe_block`` has the transactions.
+"""What bodies get for dangerous work: proof of ownership, checkpoints and steps; ``safe_block`` has the transactions.
 
 Nothing here runs for a body that asks for none of it, and nothing goes over the exchange's connection: bodies have a
 pool of their own, opened when first used. Thread bodies wait for what the event loop does for them.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-from collections.abc import Coroutine, Mapping
+import json
+import time
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from uuid import UUID
@@ -16,12 +18,16 @@ from uuid import UUID
 import asyncpg
 
 from taskq.checkpoints import conflict, decode, encode
+from taskq.children import Child, Start
 from taskq.context import JobContext, Saved
 from taskq.db.dsn import describe_dsn
 from taskq.db.pools import AsyncPool, drop, refuse_in_event_loop
-from taskq.errors import DatabaseUnavailable, FencedOut, OwnershipNotProven, PoolerInBetween
+from taskq.errors import DatabaseUnavailable, FencedOut, OwnershipNotProven, PoolerInBetween, from_sqlstate
+from taskq.policy import FORMAT
+from taskq.steps import Key, Offer, Record, conflicting
 from taskq.worker.connection import DATABASE_ERRORS, is_connection_failure
 from taskq.worker.forked import keep_from_copies
+from taskq.worker.safe_steps import Entry, Recorder
 
 if TYPE_CHECKING:
     from taskq.transaction import SyncTransaction, Transaction
@@ -69,6 +75,8 @@ class SafeBodies:
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._pool = AsyncPool(dsn, size=concurrency, name="taskq bodies", on_open=keep_from_copies)
+        self._recorder = Recorder(self._record)
+        self._stored: set[str] = set()
 
     async def assert_owned(self, ctx: JobContext) -> None:
         """By the clock, by the database, and by the clock again: the answer may have taken long."""
@@ -91,10 +99,7 @@ class SafeBodies:
         text = encode(value)
         if version is None:
             version = (ctx._saved or await self.load(ctx, Any)).version
-        try:
-            row = await self._ask("checkpoint", self._patience, ctx, version, text)
-        except DatabaseUnavailable:
-            row = await self._ask("checkpoint", self._patience, ctx, version, text)
+        row = await self._twice("checkpoint", ctx, version, text)
         if row["answer"] == "fenced":
             raise self._taken(ctx)
         if row["answer"] == "conflict":
@@ -107,6 +112,77 @@ class SafeBodies:
         if row is None:
             raise self._taken(ctx)
         return Saved(row["version"], decode(row["value"], kind))
+
+    async def load_steps(self, ctx: JobContext) -> dict[Key, Record]:
+        """Read what earlier attempts have recorded, under the fence; the first attempt of a job has none before it."""
+        if ctx.claim_epoch == 1:
+            return {}
+        rows = await self._rows("load_steps", self._patience, *_attempt(ctx))
+        if not rows:
+            raise self._taken(ctx)
+        now = time.monotonic()
+        return {
+            Key(row["kind"], row["name"], row["occurrence"]): Record(
+                row["value"],
+                row["done"],
+                now + row["remaining"] if row["kind"] == "sleep" else None,
+                row["error"],
+                row["child"],
+            )
+            for row in rows
+            if row["name"] is not None
+        }
+
+    async def begin_sleep(self, ctx: JobContext, key: Key, seconds: float) -> float:
+        """Record it under the fence; sent once more where the answer was lost, and answered by what stands then."""
+        row = await self._twice("begin_sleep", ctx, key.name, key.occurrence, seconds)
+        if row["answer"] == "fenced":
+            raise self._taken(ctx)
+        remaining: float = row["remaining"]
+        return remaining
+
+    async def begin_wait(self, ctx: JobContext, key: Key, seconds: float | None) -> Offer:
+        """Likewise."""
+        row = await self._twice("begin_wait", ctx, key.name, key.occurrence, seconds)
+        if row["answer"] == "fenced":
+            raise self._taken(ctx)
+        return Offer(*row.values())
+
+    async def take_signal(self, ctx: JobContext, key: Key, signal: int, refused: str | None) -> bool:
+        """Likewise."""
+        answer = (await self._twice("take_signal", ctx, key.name, key.occurrence, signal, refused))["answer"]
+        if answer == "fenced":
+            raise self._taken(ctx)
+        return bool(answer == "taken")
+
+    async def begin_child(self, ctx: JobContext, key: Key, start: Start, new: bool) -> Child:
+        """Likewise; what its job or run points to is stored before, in transactions of its own."""
+        if new:
+            await self._store(start)
+        what = (start.spec, start.payload, start.ordering_key, start.plan, start.meta) if new else (None,) * 5
+        try:
+            row = await self._twice("start_child", ctx, key.name, key.occurrence, *what)
+        except asyncpg.PostgresError as exc:
+            raise from_sqlstate(exc) or exc from exc
+        if row["answer"] == "fenced":
+            raise self._taken(ctx)
+        return Child(*row.values())
+
+    async def record_step(self, ctx: JobContext, key: Key, text: str) -> None:
+        """Record under the fence; sent once more where the answer was lost, which is answered as a replay then."""
+        entry = Entry(str(ctx.worker_id), str(ctx.job_id), ctx.claim_epoch, key.name, key.occurrence, text)
+        try:
+            answer = await self._recorder.record(entry)
+        except DatabaseUnavailable:
+            answer = await self._recorder.record(entry)
+        if answer == "fenced":
+            raise self._taken(ctx)
+        if answer == "conflict":
+            raise conflicting(ctx.job_id, key)
+
+    async def leave_steps(self, ctx: JobContext, left: Sequence[Key]) -> None:
+        """Note them, once: what is lost of it is a note."""
+        await self._rows("leave_steps", self._patience, *_attempt(ctx), *map(list, zip(*left, strict=True)))
 
     def transaction(self, ctx: JobContext) -> AbstractAsyncContextManager[Transaction]:
         """See ``safe_block``."""
@@ -135,10 +211,40 @@ class SafeBodies:
 
     async def close(self) -> None:
         """Close the pool, whoever still uses it."""
+        self._recorder.close()
         await self._pool.terminate()
 
+    async def _store(self, start: Start) -> None:
+        """Store policies and plans that this worker has not seen stored."""
+        for policy_id, policy in start.policies.items():
+            if policy_id not in self._stored:
+                await self._rows("ensure_policy", self._patience, policy_id, FORMAT, json.dumps(policy.spec()))
+                if policy.cohort is not None and policy.cohort.limit is not None:
+                    await self._rows("ensure_limit", self._patience, policy.cohort.name, policy.cohort.limit)
+                self._stored.add(policy_id)
+        for plan, text in start.plans.items():
+            if plan not in self._stored:
+                await self._rows("store_plan", self._patience, text)
+                self._stored.add(plan)
+
     async def _ask(self, query: str, limit: float, ctx: JobContext, *args: Any) -> Any:
-        """One row of a statement about an attempt.
+        """One row of a statement about an attempt, or None; raises what ``_rows`` does."""
+        rows = await self._rows(query, limit, *_attempt(ctx), *args)
+        return rows[0] if rows else None
+
+    async def _twice(self, query: str, ctx: JobContext, *args: Any) -> Any:
+        """A statement that may be sent again where its answer was lost."""
+        try:
+            return await self._ask(query, self._patience, ctx, *args)
+        except DatabaseUnavailable:
+            return await self._ask(query, self._patience, ctx, *args)
+
+    async def _record(self, entries: Sequence[Entry], wait: bool) -> Sequence[str]:
+        rows = await self._rows("record_steps", self._patience, *map(list, zip(*entries, strict=True)), wait)
+        return [row["answer"] for row in sorted(rows, key=lambda row: row["n"])]
+
+    async def _rows(self, query: str, limit: float, *args: Any) -> list[Any]:
+        """The rows of a statement.
 
         Raises:
             DatabaseUnavailable: There was no answer within ``limit`` seconds; what was asked may have been done.
@@ -146,9 +252,8 @@ class SafeBodies:
         try:
             async with asyncio.timeout(limit), self._pool.connection() as conn:
                 try:
-                    return await conn.fetchrow(
-                        self._sql[query], str(ctx.worker_id), str(ctx.job_id), ctx.claim_epoch, *args
-                    )
+                    rows: list[Any] = await conn.fetch(self._sql[query], *args)
+                    return rows
                 except BaseException as exc:
                     if not isinstance(exc, asyncpg.PostgresError):
                         # Nobody waits for the rest of its answer.
@@ -177,3 +282,7 @@ class SafeBodies:
             f"attempt {ctx.claim_epoch} of job {ctx.job_id} is not this worker's any more: it was taken away or is "
             "over; stop without doing anything more"
         )
+
+
+def _attempt(ctx: JobContext) -> tuple[str, str, int]:
+    return str(ctx.worker_id), str(ctx.job_id), ctx.claim_epoch

@@ -374,6 +374,9 @@ class Blocks:
 
     async def _until_answered(self, end: BlockEnd, query: str, *args: Any) -> list[Any]:
         tries = 0
+        me = asyncio.current_task()
+        assert me is not None
+        asked = me.cancelling()
         while True:
             try:
                 async with asyncio.timeout(self._patience), self._pool.connection() as conn:
@@ -384,6 +387,9 @@ class Blocks:
                         drop(conn)
                         raise
             except DATABASE_ERRORS as exc:
+                if me.cancelling() > asked:
+                    # What a connection says as it is given up must not hide that its user was cancelled.
+                    raise asyncio.CancelledError from exc
                 tries += 1
                 if tries <= 3 or tries % 10 == 0:
                     log.warning(

@@ -1,4 +1,4 @@
-"""Notifications: what makes a worker start a job at once instead of at its next poll, and hear of a cancel at once.
+"""Notifications: what makes a worker start a job, or hear of a cancel, at once instead of at its next poll.
 
 Nothing depends on it: a lost notification costs latency only, and where LISTEN is not to be had (behind a pooler in
 transaction mode) one warning is given and polling goes on.
@@ -35,6 +35,7 @@ class Listener:
         worker_id: The current registration; notifications that name others are not for it.
         on_wake: Called when jobs were enqueued in one of the queues.
         on_cancel: Called with worker, job and epoch when cancelling was asked for.
+        on_due: Called when more of a run became ready than one transaction gives jobs.
     """
 
     def __init__(
@@ -45,15 +46,18 @@ class Listener:
         worker_id: Callable[[], UUID | None],
         on_wake: Callable[[], None],
         on_cancel: Callable[[UUID, UUID, int], None],
+        on_due: Callable[[], None],
     ) -> None:
         self._dsn = dsn
         self._wake = f"{schema}_wake"
         self._cancel = f"{schema}_cancel"
+        self._due = f"{schema}_due"
         self._ping = load("worker", schema)["ping"]
         self._queues = frozenset(queues)
         self._worker_id = worker_id
         self._on_wake = on_wake
         self._on_cancel = on_cancel
+        self._on_due = on_due
         self._again = asyncio.Event()
 
     def retry_now(self) -> None:
@@ -71,6 +75,7 @@ class Listener:
                     conn.add_termination_listener(lambda _, gone=gone: gone.set())
                     await conn.add_listener(self._wake, self._woken)
                     await conn.add_listener(self._cancel, self._cancelled)
+                    await conn.add_listener(self._due, lambda *_: self._on_due())
                     if failures:
                         log.info("listen.resumed", after_failures=failures)
                     failures = 0

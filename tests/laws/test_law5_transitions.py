@@ -35,6 +35,7 @@ LISTED = {
     ("pending", "held"),
     ("held", "pending"),
     ("running", "pending"),
+    ("running", "held"),
     ("running", "unknown"),
     ("unknown", "pending"),
 }
@@ -83,9 +84,9 @@ def test_no_job_finishes_or_gets_an_unheard_of_status_in_place(conn: Conn, old: 
 
 @pytest.mark.parametrize("state", ["running", "unknown"])
 @pytest.mark.parametrize(
-    ("key", "reason", "sqlstate"), [("k", "ordering", ""), ("k", "signal", "WF003"), (None, "ordering", "WF003")]
+    ("key", "reason", "sqlstate"), [("k", "ordering", ""), ("k", "paused", "WF003"), (None, "ordering", "WF003")]
 )
-def test_an_attempt_ends_held_only_in_the_line_of_an_ordering_key(
+def test_an_attempt_ends_held_only_in_the_line_of_an_ordering_key_or_for_a_signal(
     conn: Conn, state: str, key: str | None, reason: str, sqlstate: str
 ) -> None:
     _, job = job_in(conn, state)
@@ -94,6 +95,7 @@ def test_an_attempt_ends_held_only_in_the_line_of_an_ordering_key(
         " claimed_at = null where id = %s"
     )
     assert refused(conn, update, reason, key, job) == sqlstate
+    assert refused(conn, update, "signal", key, job) == ("" if state == "running" else "WF003")
 
 
 @pytest.mark.parametrize("state", ["running", "unknown"])

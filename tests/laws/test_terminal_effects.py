@@ -266,9 +266,10 @@ def test_a_job_without_effects_runs_no_code_for_them(conn: Conn) -> None:
 @pytest.mark.parametrize("said", [None, False, True])
 def test_what_the_policy_promises_holds_whoever_enqueues(conn: Conn, said: bool | None) -> None:
     spec = promising(conn, effect())
-    job = enqueue(conn, **spec, **({} if said is None else {"has_effects": said}))
+    given = spec | ({} if said is None else {"has_effects": said})
     plain = enqueue(conn)
-    assert get(conn, job)["has_effects"] is True
+    for job in (enqueue(conn, **given), *(row["job_id"] for row in enqueue_many(conn, 2, **given))):
+        assert get(conn, job)["has_effects"] is True
     assert get(conn, plain)["has_effects"] is None
     by_hand = one(conn, "select taskq.enqueue('t', policy => %s)", spec["policy_id"])
     assert get(conn, by_hand)["has_effects"] is True

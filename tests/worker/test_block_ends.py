@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
+from uuid import uuid4
 
 import asyncpg
 import pytest
@@ -18,7 +20,7 @@ from worker_kit import BOUND, Events, Gates, RunWorker, outcomes, until_status
 from taskq import CommitNotConfirmed, FencedOut, JobContext, TaskQ
 from taskq.db.queries import load
 from taskq.worker import Worker, WorkerOptions, safe_block
-from taskq.worker.safe_block import Blocks
+from taskq.worker.safe_block import BlockEnd, Blocks
 from taskq.worker.shutdown import EXIT_NOT_FLUSHED
 
 pytestmark = pytest.mark.anyio
@@ -49,10 +51,14 @@ async def test_a_commit_that_was_lost_together_with_the_attempt_is_fenced_out(
             found.append(type(exc))
             raise
 
+    def nobody_answers_any_more() -> None:
+        way.stall("taskq transaction")
+        # Not before: a busy machine needs longer than that for a connection.
+        worker.parts.blocks._patience = 0.3
+
     with proxy(dsn) as way:
-        lose_it(dsn, monkeypatch, lambda: way.stall("taskq transaction"))
+        lose_it(dsn, monkeypatch, nobody_answers_any_more)
         async with run_worker(to=way.dsn, **UNTOLD) as worker:
-            worker.parts.blocks._patience = 0.3
             job = await works.enqueue()
             await aeventually(lambda: events.of("job.commit_unconfirmed"), BOUND)
             if stopped:
@@ -80,12 +86,12 @@ async def test_a_worker_that_stops_before_anybody_could_tell_leaves_it_to_the_re
     async def works(ctx: JobContext) -> None:
         async with ctx.transaction() as tx:
             await make(tx, ctx)
+            worker.parts.blocks._patience = 2
             way.swallow(request="COMMIT")
 
     with proxy(dsn) as way:
         keep_out(way)
         async with run_worker(to=way.dsn, exit_code=EXIT_NOT_FLUSHED) as worker:
-            worker.parts.blocks._patience = 0.3
             worker.parts.shutdown._flush_within = 0.3
             job = await works.enqueue()
             await aeventually(lambda: events.of("job.commit_unconfirmed"), BOUND)
@@ -215,3 +221,33 @@ async def test_a_thread_whose_timeout_comes_while_its_block_ends_has_succeeded_a
     [said] = events.of("job.after_commit")
     assert said["body"] == "AttemptTimeout: the body still ran at its timeout of 0.5 s"
     assert await outcomes(made, job.id) == ["succeeded"]
+
+
+async def test_a_cancellation_is_not_lost_in_what_a_connection_says_as_it_is_given_up(
+    dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = Blocks(queries=load("worker", "taskq"), dsn=dsn, tasks={}, concurrency=1, patience=BOUND)
+    asked = asyncio.Event()
+
+    class Silent:
+        async def fetch(self, *_: object) -> None:
+            asked.set()
+            await asyncio.sleep(BOUND)
+
+        def terminate(self) -> None: ...
+
+    @asynccontextmanager
+    async def connection() -> AsyncIterator[Silent]:
+        if asked.is_set():
+            raise LookupError("it asks again")
+        try:
+            yield Silent()
+        finally:
+            raise asyncpg.InterfaceError("the connection was lost")
+
+    monkeypatch.setattr(blocks._pool, "connection", connection)
+    asking = asyncio.create_task(blocks.records(BlockEnd(uuid4(), uuid4(), 1, "works", 1, "null", "1")))
+    await asyncio.wait_for(asked.wait(), BOUND)
+    asking.cancel()
+    await asyncio.wait([asking], timeout=BOUND / 2)
+    assert asking.cancelled()

@@ -13,12 +13,13 @@ import pytest
 from helpers import aeventually
 from worker_kit import BOUND, Events, Gates, RunWorker, outcomes, status_of, until_status
 
-from taskq import JobContext, TaskQ
+from taskq import JobContext, Ref, Retry, TaskQ, TerminalEffect
 from taskq.worker import Worker
 from taskq.worker.connection import Connection
 
 pytestmark = pytest.mark.anyio
 WORDS = {"claims": ".exchange(", "starts": ".start_effects(", "records": "as ended, a.job_id"}
+NOT_PROVEN = ("job.claim_not_proven", "job.effect_start_not_proven", "job.outcome_not_proven")
 REFUSED = ("job.claim_not_proven", "job.effect_start_not_proven", "job.fenced_out", "job.cancelled")
 
 
@@ -60,6 +61,7 @@ def other(value: Any, field: str) -> Any:
                 "meta_sha256": "0" * 64,
                 "key_generation": 3,
                 "outcome_id": 1,
+                "cohort": "another",
             }
             return absent[field]
         case bool():
@@ -143,6 +145,7 @@ CLAIM = [
     "meta",
     "key_generation",
     "releases",
+    "cohort",
 ]
 START = [
     "job_id",
@@ -166,6 +169,7 @@ START = [
     "releases",
     "generation",
     "key_generation",
+    "cohort",
     "deadline",
     "claimed_at",
     "payload_sha256",
@@ -308,6 +312,50 @@ async def test_a_record_that_differs_in_any_field_proves_no_success(
         assert events.of("job.succeeded") == []
         job = await payments.pay.enqueue(1)
         await aeventually(lambda: worker.counts.succeeded == 1, BOUND)
+
+
+@pytest.mark.parametrize(
+    ("of", "alter", "became"),
+    [
+        ("claims", altered("effect_class"), "pending"),
+        ("starts", altered("effect_started_at", None), "unknown"),
+        ("records", altered("outcome"), "succeeded"),
+    ],
+)
+async def test_what_is_not_proven_leads_to_no_retry_and_no_compensation(
+    app: TaskQ,
+    run_worker: RunWorker,
+    aconn: asyncpg.Connection,
+    store: Store,
+    events: Events,
+    of: str,
+    alter: Any,
+    became: str,
+) -> None:
+    called: list[int] = []
+    undone: list[int] = []
+
+    @app.task
+    async def undo(n: int) -> None:
+        undone.append(n)
+
+    undoing = TerminalEffect(undo, on=("failed", "cancelled"), undoes=True, payload={"n": Ref.arg("n")})
+
+    @app.task(effect_class="side_effecting", retry=Retry(max_attempts=5, on=(Exception,)), effects=[undoing])
+    async def pay(n: int) -> str:
+        called.append(n)
+        return "paid"
+
+    async with run_worker(lease=60, concurrency=1) as worker:
+        store.next(of, alter)
+        job = await pay.enqueue(1)
+        await aeventually(lambda: sum(len(events.of(event)) for event in NOT_PROVEN) == 1, BOUND)
+        await aeventually(lambda: worker.parts.exchanger.is_empty, BOUND)
+        await until_status(aconn, job.id, became)
+        assert called == ([1] if of == "records" else [])
+        assert await aconn.fetchval("select attempt from taskq.all_jobs where id = $1", job.id) == 0
+        assert await aconn.fetchval("select count(*) from taskq.effect_intents") == 0
+        assert undone == []
 
 
 async def test_an_end_that_is_said_to_be_applied_and_was_not_is_no_success(

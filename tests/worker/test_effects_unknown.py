@@ -198,6 +198,36 @@ async def test_a_body_that_ends_within_the_grace_is_not_interrupted(
         assert await job.result(timeout=BOUND) is False
 
 
+async def test_a_body_that_waits_for_its_start_when_the_worker_drains_is_allowed_to_start(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within the grace it is like any other: what drains still holds its lease, and its claims."""
+
+    @app.task(effect_class="side_effecting")
+    async def pay() -> str:
+        return "paid"
+
+    fetch = Connection.fetch
+
+    async def late(conn: Connection, query: str, *args: Any, **options: Any) -> list[Any]:
+        if ".start_effects(" in query:
+            await gates.wait()
+        return await fetch(conn, query, *args, **options)
+
+    monkeypatch.setattr(Connection, "fetch", late)
+
+    async def drains() -> bool:
+        return bool(await aconn.fetchval("select count(*) from taskq.workers where status = 'draining'") == 1)
+
+    async with run_worker() as worker:
+        job = await pay.enqueue()
+        await gates.until_reached()
+        worker.stop()
+        await aeventually(drains, BOUND)
+        gates.open()
+        assert await job.result(timeout=BOUND) == "paid"
+
+
 @pytest.mark.parametrize("times", [2, 3])
 async def test_a_start_whose_answer_cannot_be_read_is_asked_again_and_then_given_up(
     app: TaskQ,

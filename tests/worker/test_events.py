@@ -34,6 +34,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "waits_out": {"max_retry_afters": 0},
     "snoozes": {},
     "snoozes_out": {"max_snoozes": 0},
+    "suspends": {},
+    "suspends_out": {"deadline": "1h"},
     "cancelled": {},
     "released": {},
 }
@@ -65,8 +67,15 @@ def case_of(t: Transition) -> str:
         case _, "succeeded" | "cancelled", _:
             what = {"succeeded": "succeeds", "cancelled": "cancelled"}[t.target]
         case _, target, outcome:
-            again = {"failed": "retries", "retry_after": "waits", "snoozed": "snoozes", "released": "released"}
-            ended = {"failed": "fails", "retry_after": "waits_out", "snoozed": "snoozes_out"}
+            again = {"failed": "retries", "retry_after": "waits", "snoozed": "snoozes", "released": "released"} | {
+                "suspended": "suspends"
+            }
+            ended = {
+                "failed": "fails",
+                "retry_after": "waits_out",
+                "snoozed": "snoozes_out",
+                "suspended": "suspends_out",
+            }
             what = (again if target in ("pending", "held") else ended)[outcome or ""]
     return what if t.source == "running" else f"late_{what}"
 
@@ -129,6 +138,8 @@ async def live_them_all(app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connec
             raise RetryAfter("1ms")
         if first and what in ("snoozes", "snoozes_out"):
             raise Snooze("1ms")
+        if first and what in ("suspends", "suspends_out"):
+            await ctx.sleep("1.1s" if what == "suspends" else "2h")
         return secret
 
     late = [f"late_{what}" for what in OPTIONS]

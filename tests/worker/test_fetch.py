@@ -49,6 +49,18 @@ def test_a_rescan_starts_at_the_beginning_and_moves_the_mark_back() -> None:
     assert mark_of(book) == (older.run_at, older.job_id)
 
 
+def test_a_job_that_waited_for_the_slot_of_its_cohort_moves_no_mark() -> None:
+    now = datetime.now(UTC)
+    old, older = (claim_of("t", run_at=now - timedelta(seconds=s), claimed_at=now) for s in (10, 20))
+    older.cohort = "a"
+    book = LaneBook(["default"])
+    book.claimed([older], rescan=False)
+    assert mark_of(book) == BEGINNING
+    book.claimed([old], rescan=False)
+    book.claimed([older], rescan=True)
+    assert mark_of(book) == (old.run_at, old.job_id)
+
+
 def test_rescans_are_a_second_apart_and_take_two_percent_at_most() -> None:
     book = LaneBook(["default"])
     assert book.rescan_is_due(0.0)
@@ -305,7 +317,7 @@ async def test_an_answer_that_cannot_be_read_stops_no_worker_and_its_claims_are_
         if suspect
         else (
             "claim",
-            "uuid, integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[]",
+            "uuid, integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[], integer",
         )
     )
     arguments = ", ".join(f"${n}" for n in range(1, types.count(",") + 2))
@@ -317,7 +329,7 @@ async def test_an_answer_that_cannot_be_read_stops_no_worker_and_its_claims_are_
             create function taskq.{name}({types}) returns {answer} language sql security definer as $$
               select c.kind, c.job_id, c.claim_epoch, c.task, c.payload, c.queue, c.priority, c.run_at, c.policy_id,
                      c.attempt, c.max_attempts, c.recoveries, c.retry_afters, c.snoozes, c.generation, c.effect_class,
-                     timestamptz '20000-01-01', c.claimed_at, c.meta, c.key_generation, c.releases
+                     timestamptz '20000-01-01', c.claimed_at, c.meta, c.key_generation, c.releases, c.cohort
                     from taskq.real_claim({arguments}) c $$"""
         )
         job = await nothing.using(run_in="1s").enqueue()

@@ -30,7 +30,7 @@ keeper = LeaseKeeper(dsn=sys.argv[1], query="", lease=1.0, progress=Progress(), 
                      on_expiring=lambda: print("expiring"))
 keeper.hold(UUID(int=1), boot_clock())
 keeper.start()
-keeper.join(1.5)
+keeper.join(float(sys.argv[3]))
 keeper.halt()
 keeper.join()
 print("unharmed")
@@ -47,9 +47,11 @@ keeper = LeaseKeeper(dsn=sys.argv[1], query="", lease=20.0, progress=Progress(),
                      on_expiring=lambda: told.append(boot_clock()))
 keeper.hold(UUID(int=1), boot_clock() - 60)
 keeper.start()
-keeper.join(1.5)
+keeper.join(float(sys.argv[4]))
 print("went on" if told else "was not told")
 """
+# Seconds that a process gets: until it ends itself, however slow the machine; or until it would have done so by far.
+MUST_END, MUST_NOT_END = "50", "3"
 NOBODY_ANSWERS = "postgresql://taskq@127.0.0.1:1/nothing"
 
 
@@ -98,7 +100,7 @@ def test_a_keeper_that_never_had_anything_to_renew_ends(dsn: str) -> None:
 
 
 def outlive(bodies: int) -> subprocess.CompletedProcess[str]:
-    arguments = [sys.executable, "-c", OUTLIVES, NOBODY_ANSWERS, str(bodies)]
+    arguments = [sys.executable, "-c", OUTLIVES, NOBODY_ANSWERS, str(bodies), MUST_END if bodies else MUST_NOT_END]
     return subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=60)
 
 
@@ -121,7 +123,8 @@ def test_a_process_that_wakes_up_past_its_lease_spares_started_effects_for_a_mom
     started: int, end_after: float, goes_on: bool
 ) -> None:
     """If the bodies beside them end in it; without effects the process ends at once, and with it what still runs."""
-    arguments = [sys.executable, "-c", WAKES_UP, NOBODY_ANSWERS, str(started), str(end_after)]
+    wait = MUST_NOT_END if goes_on else MUST_END
+    arguments = [sys.executable, "-c", WAKES_UP, NOBODY_ANSWERS, str(started), str(end_after), wait]
     done = subprocess.run(arguments, check=False, capture_output=True, text=True, timeout=60)
     assert done.returncode == (0 if goes_on else EXIT_LEASE_LOST), done.stderr
     assert done.stdout == ("went on\n" if goes_on else "")

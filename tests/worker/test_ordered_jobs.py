@@ -169,6 +169,7 @@ async def test_a_job_that_snoozes_lets_the_next_go_on_and_comes_back(
         nonlocal snoozed
         if n == 1 and not snoozed:
             snoozed = True
+            await gates.wait("both are enqueued")
             raise Snooze("300ms")
         if n == 2:
             await gates.wait()
@@ -177,6 +178,7 @@ async def test_a_job_that_snoozes_lets_the_next_go_on_and_comes_back(
     ordered = step.using(ordering_key="k")
     async with run_worker():
         first, second = await ordered.enqueue(1), await ordered.enqueue(2)
+        gates.open("both are enqueued")
         await gates.until_reached()
         assert (await until_status(aconn, first.id, "held"))["held_reason"] == "ordering"
         gates.open()

@@ -161,6 +161,13 @@ async def test_another_refusal_names_its_row_only_when_claims_alone_were_sent(be
     assert bench.resender.skip == ([stranded] if limit else [])
 
 
+async def test_a_job_that_found_no_slot_is_not_given_up(bench: Bench, events: Events) -> None:
+    await bench.resender.failed([], 5, refusal("WF027", uuid4()))
+    assert bench.resender.skip == []
+    assert events.of("job.stranded") == []
+    assert len(events.of("database.refused")) == 1
+
+
 async def test_ends_are_sent_alone_to_find_out_whether_they_are_refused(bench: Bench, events: Events) -> None:
     end = end_of()
     batch = bench.sent(end)

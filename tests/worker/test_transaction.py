@@ -364,11 +364,11 @@ async def test_a_rollback_without_an_answer_closes_the_connection(
         async with ctx.transaction() as tx:
             await make(tx, ctx)
             way.stall("taskq transaction")
+            worker.parts.blocks._patience = 0.3
             raise ValueError("the card was refused")
 
     with proxy(dsn) as way:
         async with run_worker(to=way.dsn) as worker:
-            worker.parts.blocks._patience = 0.3
             job = await works.enqueue()
             row = await until_status(made, job.id, "failed")
             assert "the card was refused" in row["error"]
@@ -800,6 +800,7 @@ async def test_in_a_thread_a_body_that_is_to_stop_does_not_wait_for_word(
             with ctx.transaction_sync() as tx:
                 tx.conn.execute("insert into public.made values (%s, %s)", (ctx.job_id, ctx.claim_epoch))
                 tx.complete(1)
+                worker.parts.blocks._patience = 2
                 way.swallow(request="COMMIT")
         except CommitNotConfirmed as exc:
             told.append(type(exc))
@@ -809,12 +810,11 @@ async def test_in_a_thread_a_body_that_is_to_stop_does_not_wait_for_word(
     with proxy(dsn) as way:
         keep_out(way)
         async with run_worker(to=way.dsn) as worker:
-            worker.parts.blocks._patience = 1
             job = await works.enqueue()
             await aeventually(lambda: events.of("job.commit_unconfirmed"), BOUND)
             assert worker.parts.executor.interrupt(job.id, "cancel")
-            await aeventually(lambda: told)
-            await aeventually(lambda: worker.parts.outbox.pending == 1)
+            await aeventually(lambda: told, BOUND)
+            await aeventually(lambda: worker.parts.outbox.pending == 1, BOUND)
             way.restore()
             await aeventually(lambda: worker.counts.succeeded == 1, BOUND)
     assert await outcomes(made, job.id) == ["succeeded"]

@@ -23,8 +23,17 @@ FILES = {
     "effects": "00.01.00_11_pre_terminal_effects.sql",
     "ordering": "00.01.00_13_pre_ordering.sql",
     "checkpoints": "00.01.00_12_pre_checkpoints.sql",
-    "invariants": "00.01.00_18_pre_invariants.sql",
-    "roles": "00.01.00_19_pre_roles.sql",
+    "plans": "00.01.00_14_pre_plans.sql",
+    "runs": "00.01.00_15_pre_runs.sql",
+    "run_ends": "00.01.00_16_pre_run_ends.sql",
+    "run_views": "00.01.00_17_pre_run_views.sql",
+    "cohorts": "00.01.00_18_pre_cohorts.sql",
+    "durable": "00.01.00_19_pre_durable.sql",
+    "run_signals": "00.01.00_20_pre_run_signals.sql",
+    "maps": "00.01.00_21_pre_maps.sql",
+    "children": "00.01.00_22_pre_children.sql",
+    "invariants": "00.01.00_23_pre_invariants.sql",
+    "roles": "00.01.00_24_pre_roles.sql",
 }
 
 

@@ -44,8 +44,8 @@ OF_EFFECTS: tuple[Guard, ...] = (
     ),
     effect(
         "the depth is counted",
-        "where i.job_id = p_owner.id), 0) + 1;",
-        "where false), 0) + 1;",
+        "return coalesce((select i.depth from {{schema}}.effect_intents i where i.job_id = p_owner.id),",
+        "return coalesce(null::integer,",
         EFFECTS + "test_a_chain_of_effects_ends_at_the_limit",
     ),
     effect(
@@ -92,17 +92,24 @@ OF_EFFECTS: tuple[Guard, ...] = (
     ),
     effect(
         "a missing policy breaks all",
-        "if not found or jsonb_typeof(v_effects) <> 'array' then\n    v_error",
-        "if false then\n    v_error",
+        "if not found or jsonb_typeof(v_effects) <> 'array' then\n    v_depth",
+        "if false then\n    v_depth",
         EFFECTS + "test_a_policy_that_is_missing_or_no_policy_breaks_all_that_it_promised",
     ),
     guard(
         "effects",
         "enqueue goes by the policy",
         "enqueue",
-        "coalesce(nullif(x.has_effects, false), (select true from {{schema}}.policies p where p.id = x.policy_id"
-        " and p.spec -> 'effects' <> '[]'))",
+        "coalesce(nullif(x.has_effects, false), nullif(p.has_effects, false))",
         "x.has_effects",
+        EFFECTS + "test_what_the_policy_promises_holds_whoever_enqueues",
+    ),
+    guard(
+        "effects",
+        "enqueue goes by the policy, of one job",
+        "enqueue",
+        "case when v_effects or v_promises then true end",
+        "case when v_effects then true end",
         EFFECTS + "test_what_the_policy_promises_holds_whoever_enqueues",
     ),
     effect(

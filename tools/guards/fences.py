@@ -31,6 +31,11 @@ SUSPECT_LEASE = LEASE + "-- Alone"
 LOCK_JOB = "select * into v_job from {{schema}}.jobs j where j.id = job_id for update;"
 UNLOCKED_JOB = "select * into v_job from {{schema}}.jobs j where j.id = job_id;"
 
+LIVE = "'live', 'draining'"
+WORKERS = "{{schema}}.workers"
+SETTLED = ("))\n         and (j.run_id = any(v_busy)) is not true\n       order", "))\n         for")
+"""After both places in settle_lost that ask for the worker."""
+
 FENCES: tuple[Guard, ...] = (
     guard(
         "4",
@@ -180,8 +185,8 @@ FENCES: tuple[Guard, ...] = (
         "race",
         "claim: no row twice",
         "exchange",
-        "limit p_limit for update skip locked) c",
-        "limit p_limit) c",
+        "limit v_plain for update skip locked) c",
+        "limit v_plain) c",
         RACES + "test_two_claims_at_once_share_nothing",
     ),
     guard(
@@ -262,36 +267,48 @@ FENCES: tuple[Guard, ...] = (
         LEASES + "test_workers_that_ended_long_ago_are_forgotten_unless_a_job_names_them",
     ),
     # Settling
-    guard(
+    guards(
         "lease",
         "settle_lost: absent workers too",
         "leases",
-        "not exists (select from {{schema}}.workers w where w.id = j.claimed_by and w.status in",
-        "exists (select from {{schema}}.workers w where w.id = j.claimed_by and w.status not in",
+        tuple(
+            (
+                f"not exists (select from {WORKERS} w where w.id = j.claimed_by and w.status in ({LIVE}{end}",
+                f"exists (select from {WORKERS} w where w.id = j.claimed_by and w.status not in ({LIVE}{end}",
+            )
+            for end in SETTLED
+        ),
         LEASES + "test_claims_of_a_lost_or_absent_worker_are_settled_by_effect_class",
     ),
-    guard(
+    guards(
         "lease",
         "settle_lost: live workers not",
         "leases",
-        "w.id = j.claimed_by and w.status in ('live', 'draining'))",
-        "w.id = j.claimed_by and w.status = 'draining')",
+        tuple(
+            (
+                f"w.id = j.claimed_by and w.status in ({LIVE}{end}",
+                f"w.id = j.claimed_by and w.status = 'draining'{end[1:]}",
+            )
+            for end in SETTLED
+        ),
         LEASES + "test_claims_of_live_and_draining_workers_are_left_alone",
     ),
-    guard(
+    guards(
         "lease",
         "settle_lost: draining workers not",
         "leases",
-        "w.id = j.claimed_by and w.status in ('live', 'draining'))",
-        "w.id = j.claimed_by and w.status = 'live')",
+        tuple(
+            (f"w.id = j.claimed_by and w.status in ({LIVE}{end}", f"w.id = j.claimed_by and w.status = 'live'{end[1:]}")
+            for end in SETTLED
+        ),
         LEASES + "test_claims_of_live_and_draining_workers_are_left_alone",
     ),
     guard(
         "race",
         "settle_lost: not what is being ended",
         "leases",
-        "for update of j skip locked\n",
-        "\n",
+        "       for update of j skip locked;",
+        "       ;",
         RACES + "test_settling_skips_a_job_whose_end_is_in_progress",
     ),
     guard(
@@ -331,8 +348,8 @@ FENCES: tuple[Guard, ...] = (
         "settle_lost: a cancelled pure job is not run again",
         "leases",
         "elsif v_job.cancel_requested_at is not null then\n"
-        "        perform {{schema}}.finish(v_job, 'cancelled', 'lost'",
-        "elsif false then\n        perform {{schema}}.finish(v_job, 'cancelled', 'lost'",
+        "          perform {{schema}}.finish(v_job, 'cancelled', 'lost'",
+        "elsif false then\n          perform {{schema}}.finish(v_job, 'cancelled', 'lost'",
         LEASES + "test_claims_of_a_lost_or_absent_worker_are_settled_by_effect_class",
     ),
     # Lock, then decide
@@ -382,8 +399,8 @@ FENCES: tuple[Guard, ...] = (
         "race",
         "sweep: not what is being claimed",
         "leases",
-        "order by j.deadline, j.id limit p_limit for update skip locked",
-        "order by j.deadline, j.id limit p_limit",
+        "j.deadline <= {{schema}}.now() for update skip locked;",
+        "j.deadline <= {{schema}}.now();",
         RACES + "test_the_sweep_skips_what_is_being_claimed_or_cancelled",
     ),
     guard(

@@ -32,7 +32,7 @@ ORDERING: tuple[Guard, ...] = (
         "laws",
         "and new.held_reason = 'ordering' and new.ordering_key is not null",
         "",
-        LAWS_FIVE + "test_an_attempt_ends_held_only_in_the_line_of_an_ordering_key",
+        LAWS_FIVE + "test_an_attempt_ends_held_only_in_the_line_of_an_ordering_key_or_for_a_signal",
     ),
     guard(
         "8",

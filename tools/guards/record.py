@@ -200,7 +200,8 @@ RECORD: tuple[Guard, ...] = (
         "3",
         "constraint history_status: a failure with another outcome",
         "tables",
-        "when 'failed' then outcome is null or outcome in ('failed', 'retry_after', 'snoozed', 'lost', 'resolved')",
+        "when 'failed' then outcome is null"
+        " or outcome in ('failed', 'retry_after', 'snoozed', 'suspended', 'lost', 'resolved')",
         "when 'failed' then true",
         THREE + "test_a_status_in_history_fits_its_outcome",
     ),

@@ -15,7 +15,7 @@ SUSPECT = (
     "where k.queue = any(p_queues) and k.status = 'pending' and k.recoveries >= 2 and k.run_at <= v_now"
     " and k.task = any(p_tasks)\n"
 )
-FIT = "and k.attempt < k.max_attempts and (k.deadline is null or k.deadline > v_now)\n          and (k.required"
+FIT = "and k.attempt < k.max_attempts and (k.deadline is null or k.deadline > v_now)\n       and (k.required"
 
 
 def suspect(what: str, without: str) -> Guard:
@@ -70,14 +70,14 @@ RULES: tuple[Guard, ...] = (
     ),
     claim(
         "the limit over all lanes",
-        ") c\n        limit p_limit))",
+        ") c\n        limit v_plain))",
         ") c))",
         CLAIMS + "test_a_claim_takes_no_more_than_its_limit_over_all_lanes",
     ),
     claim(
         "in order",
-        "order by k.run_at, k.id limit p_limit",
-        "order by k.run_at desc, k.id limit p_limit",
+        "order by k.run_at, k.id limit v_plain",
+        "order by k.run_at desc, k.id limit v_plain",
         CLAIMS + "test_a_claim_takes_due_jobs_by_run_at_and_id_lane_by_lane",
     ),
     claim(
@@ -167,12 +167,14 @@ RULES: tuple[Guard, ...] = (
         "and false\n",
         FIVE + "test_a_job_past_its_deadline_is_not_claimed_and_swept",
     ),
-    guard(
+    guards(
         "deadline",
         "sweep leaves running jobs",
         "leases",
-        "j.deadline is not null and j.status in ('pending', 'held') and",
-        "j.deadline is not null and",
+        (
+            ("j.deadline is not null and j.status in ('pending', 'held') and", "j.deadline is not null and"),
+            ("where j.id = v_found.id and j.status in ('pending', 'held') and", "where j.id = v_found.id and"),
+        ),
         FIVE + "test_a_job_past_its_deadline_is_not_claimed_and_swept",
     ),
     guard(

@@ -116,8 +116,8 @@ def queues(patient: Patient) -> Finding:
         return warn(
             f"{first['queue']} has {counted(first['due'], 'due job')}, the oldest for {span(first['waiting_for'])}, "
             f"and {counted(first['workers'], 'worker')}, with {counted(first['running'], 'job')} running",
-            means="work comes in faster than it is done, bodies are stuck, or workers do not know the task (see "
-            "'stranded')",
+            means="work comes in faster than it is done, bodies are stuck, workers do not know the task (see "
+            "'stranded'), or their cohort is full (taskq limits list)",
             cure="start more workers or raise --concurrency; taskq jobs list --status running --order oldest shows "
             "bodies that take long",
         )
@@ -229,6 +229,36 @@ def orderings(patient: Patient) -> Finding:
     )
 
 
+def runs(patient: Patient) -> Finding:
+    """Whether every run goes on."""
+    row = patient.database.rows("runs")[0]
+    if not row["still"]:
+        return ok(f"{counted(row['n'], 'run')} at work, and each has a job that carries it on")
+    first = row["ids"][0]
+    return fail(
+        f"{row['still']:,} of {counted(row['n'], 'run')}: {', '.join(row['ids'])}",
+        means="nothing of them is at work, and they have not ended; rows were restored, or written past the functions "
+        "of taskq",
+        cure=f"the worker that leads carries them on within minutes, and so does select {patient.schema}.heal_run("
+        f"'{first}') of an operator"
+        if row["healable"]
+        else f"taskq runs tree {first}; then taskq runs cancel {first} and taskq runs retry {first}",
+    )
+
+
+def run_epochs(patient: Patient) -> Finding:
+    """Whether jobs of runs can be claimed by the rules of runs."""
+    row = patient.database.rows("run_epochs")[0]
+    if not row["n"]:
+        return ok("every job of a run has the epoch of its run")
+    return fail(
+        f"{counted(row['n'], 'job')} of runs without a run epoch: {', '.join(row['ids'])}",
+        means="a release that knew no run epochs made them; no worker may run them, and their runs wait for them",
+        cure=f"taskq runs cancel {row['run']}, then taskq runs retry {row['run']}, which gives what has not run a job "
+        "of this release",
+    )
+
+
 CHECKS: dict[str, Check] = {
     "workers": workers,
     "claims": claims,
@@ -241,4 +271,6 @@ CHECKS: dict[str, Check] = {
     "effects": effects,
     "suspects": suspects,
     "orderings": orderings,
+    "runs": runs,
+    "run_epochs": run_epochs,
 }

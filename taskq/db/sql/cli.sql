@@ -28,7 +28,7 @@ select j.queue from {{schema}}.jobs j
 -- $13 and $14 the first and last id, $15 as of when. A null is no condition; conditions on parameters alone are decided
 -- once, when the statement is planned.
 select j.id, j.status, j.queue, j.task, j.attempt, j.max_attempts, j.claim_epoch, j.run_at, j.created_at,
-       null::timestamptz as finished_at, j.held_reason, j.ordering_key, j.deadline, j.cancel_requested_at, j.claimed_by as worker_id, j.tags,
+       null::timestamptz as finished_at, j.held_reason, j.ordering_key, j.cohort, j.deadline, j.cancel_requested_at, j.claimed_by as worker_id, j.tags,
        (select nullif(concat_ws(': ', l.error ->> 'type', left(l.error ->> 'message', 200)), '')
           from {{schema}}.ledger l
          where l.job_id = j.id and l.ended_at >= {{schema}}.id_time(j.id) - interval '1 day' and l.error is not null
@@ -54,7 +54,7 @@ select j.id, j.status, j.queue, j.task, j.attempt, j.max_attempts, j.claim_epoch
 -- A part of the queries below: finished jobs that a filter names, with the same parameters; "since" and "until" mean the
 -- end, so that partitions of history are left out.
 select h.id, h.status, h.queue, h.task, h.attempt, h.max_attempts, h.claim_epoch, h.run_at, h.created_at,
-       h.finished_at, null::text as held_reason, h.ordering_key, h.deadline, h.cancel_requested_at, h.worker_id, h.tags,
+       h.finished_at, null::text as held_reason, h.ordering_key, h.cohort, h.deadline, h.cancel_requested_at, h.worker_id, h.tags,
        nullif(concat_ws(': ', h.error ->> 'type', left(h.error ->> 'message', 200)), '') as error
   from {{schema}}.history h
  where ($1::text[] is null or $1::text[] && array['succeeded', 'failed', 'cancelled'] and h.status = any ($1::text[]))
@@ -73,14 +73,14 @@ select h.id, h.status, h.queue, h.task, h.attempt, h.max_attempts, h.claim_epoch
 -- name: newest_jobs
 -- Ids are in the order of enqueueing, so both halves walk a primary key and stop at the limit.
 select a.id::text as id, a.status, a.queue, a.task, a.attempt, a.max_attempts, a.claim_epoch, a.run_at, a.created_at,
-       a.finished_at, a.held_reason, a.ordering_key, a.deadline, a.cancel_requested_at, a.worker_id::text as worker_id, a.tags, a.error
+       a.finished_at, a.held_reason, a.ordering_key, a.cohort, a.deadline, a.cancel_requested_at, a.worker_id::text as worker_id, a.tags, a.error
   from (({{unfinished}} order by j.id desc limit $16::int) union all ({{finished}} order by h.id desc limit $16::int)) a
  order by a.id desc limit $16::int;
 
 -- name: oldest_jobs
 -- The same from the other end.
 select a.id::text as id, a.status, a.queue, a.task, a.attempt, a.max_attempts, a.claim_epoch, a.run_at, a.created_at,
-       a.finished_at, a.held_reason, a.ordering_key, a.deadline, a.cancel_requested_at, a.worker_id::text as worker_id, a.tags, a.error
+       a.finished_at, a.held_reason, a.ordering_key, a.cohort, a.deadline, a.cancel_requested_at, a.worker_id::text as worker_id, a.tags, a.error
   from (({{unfinished}} order by j.id limit $16::int) union all ({{finished}} order by h.id limit $16::int)) a
  order by a.id limit $16::int;
 
@@ -167,9 +167,14 @@ select a.id::text as id, a.status, a.task, a.created_at from {{schema}}.all_jobs
 select a.id::text as id, a.status, a.held_reason, a.task, a.queue, a.priority, a.attempt, a.max_attempts, a.recoveries,
        a.retry_afters, a.snoozes, a.releases, a.claim_epoch, a.generation, a.pruned_attempts, a.effect_class, a.policy_id,
        a.worker_id::text as worker_id, w.name as worker, a.created_at, a.run_at, a.deadline, a.claimed_at,
-       a.cancel_requested_at, a.finished_at, a.unique_scope, a.unique_key, a.ordering_key, a.checkpoint_version, a.tags,
-       a.meta, a.payload, a.checkpoint, a.result, a.error
+       a.cancel_requested_at, a.finished_at, a.unique_scope, a.unique_key, a.ordering_key, a.cohort, a.checkpoint_version, a.tags,
+       (select s.job_id::text from {{schema}}.steps s where s.child_job = a.id) as parent_job,
+       a.run_id::text as run_id, a.run_epoch, case when a.run_id is not null then coalesce(r.workflow, a.meta #>> '{run,workflow}') end as workflow,
+       case when a.run_id is not null then coalesce({{schema}}.node_name(r.items, k.name, n.ix), a.meta #>> '{run,node}') end as node, a.meta, a.payload, a.checkpoint, a.result, a.error
   from {{schema}}.all_jobs a left join {{schema}}.workers w on w.id = a.worker_id
+  left join {{schema}}.nodes n on n.id = a.id and n.run_id = a.run_id
+  left join {{schema}}.runs r on r.id = n.run_id
+  left join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
  where a.id = $1::text::uuid
    and (a.finished_at is null or a.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day');
 
@@ -184,6 +189,26 @@ select case when j.status = 'held' then (select count(*)::int from {{schema}}.jo
   from {{schema}}.jobs j left join {{schema}}.jobs t on t.ordering_key = j.ordering_key
    and (t.status in ('pending', 'running') or t.status = 'unknown' and t.ordering_halt)
  where j.id = $1::text::uuid and j.ordering_key is not null;
+
+-- name: slots
+-- For an unfinished job of a cohort: how many of its jobs run, and how many may.
+select j.status, coalesce(l.operator_limit, l.code_limit) as "limit", l.operator_limit is not null as by_operator,
+       (select count(*)::int from {{schema}}.jobs r where r.cohort = j.cohort and r.status = 'running') as running
+  from {{schema}}.jobs j left join {{schema}}.limits l on l.name = j.cohort
+ where j.id = $1::text::uuid and j.cohort is not null;
+
+-- name: limits
+-- Cohorts, or the one named $1, the most wanted first.
+select c.name as cohort, c.effective_limit as "limit", c.running::int as running, c.waiting::int as waiting, c.code_limit,
+       c.operator_limit, c.set_by, c.reason, c.set_at, c.code_changed_at
+  from {{schema}}.cohorts c where $1::text is null or c.name = $1::text
+ order by c.waiting desc, c.name limit $2::int;
+
+-- name: set_limit
+select {{schema}}.set_limit($1::text, $2::int, $3::text, $4::text) as answer;
+
+-- name: clear_limit
+select {{schema}}.clear_limit($1::text, $2::text, $3::text) as answer;
 
 -- name: orderings
 -- Ordering keys in use, with $1 only those that are halted, the longest lines first.
@@ -206,6 +231,17 @@ select a.claim_epoch, a.generation, a.attempt, a.outcome, a.worker_id::text as w
   from {{schema}}.attempts a left join {{schema}}.workers w on w.id = a.worker_id
  where a.job_id = $1::text::uuid and a.ended_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day'
  order by a.claim_epoch;
+
+-- name: steps
+-- The recorded steps of one job, those of earlier generations included, in the order in which they were recorded.
+select s.generation, s.kind, s.name, s.occurrence, s.claim_epoch, s.recorded_at, s.until, s.done, s.value, s.error, s.child_job::text as child_job,
+       s.child_run::text as child_run, s.current, s.left_out
+  from {{schema}}.job_steps s where s.job_id = $1::text::uuid order by s.generation, s.recorded_at, s.name, s.occurrence;
+
+-- name: signals
+-- The signals of one job, in the order in which they were sent.
+select g.generation, g.name, g.key, g.sent_at, g.taken_at, g.refused_at, g.refused_why, g.payload
+  from {{schema}}.signals g where g.job_id = $1::text::uuid order by g.id;
 
 -- name: audit
 -- What operators did about one job or queue.
@@ -245,8 +281,9 @@ with open_ones as (
  order by e.id desc limit $3::int;
 
 -- name: effect
--- One effect, by its key.
-{{some_effects}} where e.effect_key = $1::text;
+-- One effect, by its key, with the run that its job has started, if it starts one.
+select s.*, r.id::text as run_id, r.workflow as run_workflow, r.status as run_status
+  from ({{some_effects}} where e.effect_key = $1::text) s left join {{schema}}.runs r on r.started_by = s.job_id::uuid;
 
 -- name: job_effects
 -- What the ends of one job have caused.
@@ -257,6 +294,109 @@ select {{schema}}.settle_effect($1::text, $2::text, $3::text) as answer;
 
 -- name: retry_effect
 select {{schema}}.retry_effect($1::text, $2::text, $3::text) as answer;
+
+-- name: runs
+-- Runs, the newest first: $1 of these workflows, $2 in one of these statuses, $3 with this key, $4 at most.
+select r.id::text as id, r.workflow, r.run_key, r.status, coalesce(r.items, p.nodes) as node_count, r.open_nodes, r.run_epoch, r.generation, r.created_at,
+       r.cancel_requested_at, r.finished_at, r.parent_run::text as parent, r.error
+  from {{schema}}.runs r join {{schema}}.plans p on p.hash = r.plan_hash
+ where ($1::text[] is null or r.workflow = any ($1::text[])) and ($2::text[] is null or r.status = any ($2::text[]))
+   and ($3::text is null or r.run_key = $3::text)
+ order by r.id desc limit $4::int;
+
+-- name: run
+-- One run whole.
+select r.id::text as id, r.workflow, r.run_key, r.status, r.plan_hash, coalesce(r.items, p.nodes) as node_count, r.open_nodes, p.on_failure, r.scheduling, r.run_epoch,
+       r.parent_run::text as parent, o.workflow as parent_workflow, {{schema}}.node_name(o.items, k.name, n.ix) as parent_node, r.started_by::text as started_by, r.generation, r.created_at, r.cancel_requested_at, r.stopping_at, r.finished_at, r.sequence, r.receipts as receipts_kept, r.items, r.at_once,
+       r.meta, r.input, r.result, r.error
+  from {{schema}}.runs r left join {{schema}}.plans p on p.hash = r.plan_hash
+  left join {{schema}}.runs o on o.id = r.parent_run left join {{schema}}.nodes n on n.id = r.parent_node
+  left join {{schema}}.plan_nodes k on k.plan_hash = o.plan_hash and k.ix = n.ix * (o.items is null)::int
+ where r.id = $1::text::uuid;
+
+-- name: run_nodes
+-- The nodes of a run as they stand, in the order of its plan, from number $2 on, $3 at most; with how far each map is.
+select t.ix, t.name, t.task, t.status, t.held_reason, t.attempt, t.claim_epoch, t.job_id::text as job_id,
+       t.worker_id::text as worker_id, t.ready_at, t.finished_at, t.blocked_by, t.waits_for, t.result, t.error,
+       t.child_run::text as child_run, t.child_status, case when t.child_run is not null then (
+         select pg_catalog.jsonb_build_object('items', m.items, 'at_once', m.at_once, 'waiting', m.waiting + m.unwritten, 'active', m.active,
+             'succeeded', m.succeeded, 'failed', m.failed, 'cancelled', m.cancelled)
+           from {{schema}}.map_progress m where m.run_id = t.run_id and m.ix = t.ix) end as map,
+       (select n.item from {{schema}}.nodes n where n.id = t.job_id) as item
+  from {{schema}}.run_tree t where t.run_id = $1::text::uuid and t.ix >= $2::int order by t.ix limit $3::int;
+
+-- name: run_signals
+-- The signals that were sent to a run, in that order, and what became of each.
+select s.name, s.key, s.sent_at, s.state, s.node, s.job_id::text as job_id, s.node_run::text as node_run, s.taken_at, s.refused_at, s.refused_why, s.payload
+  from {{schema}}.run_signals s where s.run_id = $1::text::uuid order by s.id;
+
+-- name: run_waits
+-- What the nodes of a run wait for, the longest first.
+select {{schema}}.node_name(r.items, k.name, n.ix) as node, w.name as signal, w.job_id::text as job_id, w.since, w.until
+  from {{schema}}.waiting_for_signals w
+  join {{schema}}.nodes n on n.id = w.job_id join {{schema}}.runs r on r.id = n.run_id join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+ where w.run_id = $1::text::uuid and w.status = 'held' order by w.since, w.job_id;
+
+-- name: run_edges
+-- The edges of a run's plan.
+select e.source, e.target, e.policy, e.arm, e.merge
+  from {{schema}}.runs r join {{schema}}.plan_edges e on e.plan_hash = r.plan_hash
+ where r.id = $1::text::uuid order by e.target, e.source, e.n;
+
+-- name: receipts
+-- The receipts that are there under a run's id, with the name of the node that each is about.
+select c.sequence, c.at, c.kind, c.node, {{schema}}.node_name(r.items, k.name, c.node) as name, c.n, c.claim_epoch, c.status
+  from {{schema}}.receipts c
+  left join {{schema}}.runs r on r.id = c.run_id left join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = c.node * (r.items is null)::int
+ where c.run_id = $1::text::uuid order by c.sequence;
+
+-- name: receipt_faults
+-- What is wrong with a run's receipts, by the rule of check_runs and under its codes.
+with ring as (
+  select count(*) as have, coalesce(min(c.sequence), 0) as low, coalesce(max(c.sequence), 0) as high,
+         coalesce(bool_or(c.sequence = 1 and c.kind <> 'admitted'), false) as wrong_first
+    from {{schema}}.receipts c where c.run_id = $1::text::uuid)
+select f.code, f.detail
+  from ring left join {{schema}}.runs r on r.id = $1::text::uuid
+ cross join lateral (values
+   ('receipts_missing', r.id is not null and (r.sequence = 0 or ring.have <> least(r.sequence, r.receipts) or ring.high <> r.sequence
+       or ring.low <> r.sequence - ring.have + 1),
+     format('sequence %s, %s receipts from %s to %s, %s are kept', r.sequence, ring.have, ring.low, ring.high, r.receipts)),
+   ('receipts_first_differs', ring.wrong_first, 'its first receipt is not its admission'),
+   ('receipt_of_no_run', r.id is null and ring.have > 0, format('%s receipts, and no such run', ring.have))) f(code, wrong, detail)
+ where f.wrong
+union all
+select 'receipts_reordered', case when b.at < a.at - interval '1 minute'
+         then format('receipt %s was written before receipt %s', b.sequence, a.sequence) else format('receipt %s is not as its run wrote it there', a.sequence) end
+  from {{schema}}.runs r join {{schema}}.receipts a on a.run_id = r.id
+  left join {{schema}}.receipts b on b.run_id = a.run_id and b.sequence = a.sequence + 1
+ where r.id = $1::text::uuid and (b.at < a.at - interval '1 minute'
+   or a.sequence <= r.sequence and (a.sequence > 1 or a.kind = 'admitted')
+     and a.seal is distinct from {{schema}}.receipt_seal(a.run_id, a.sequence, a.kind, a.node, a.n, a.claim_epoch, a.status));
+
+-- name: run_effects
+-- What the ends of a run and of its nodes have caused, compensations among them; a map's are those of its items.
+select {{schema}}.node_name(r.items, k.name, n.ix) as node, s.* from ({{some_effects}} where e.owner_job_id = any (array(
+     select n.id from {{schema}}.nodes n where n.run_id = $1::text::uuid union all select $1::text::uuid
+     union all select n.id from {{schema}}.runs c join {{schema}}.nodes n on n.run_id = c.id where c.parent_run = $1::text::uuid and c.items is not null))) s
+  left join {{schema}}.nodes n on n.id::text = s.owner_job_id
+  left join {{schema}}.runs r on r.id = n.run_id
+  left join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+ order by s.created_at, s.effect_key;
+
+-- name: cancel_run
+select {{schema}}.cancel_run($1::text::uuid, $2::text, $3::text) as answer;
+
+-- name: retry_run
+select {{schema}}.retry_run($1::text::uuid, $2::text, $3::text) as answer;
+
+-- name: send_run_signal
+-- Sends a signal to a run: given, kept, or already.
+select {{schema}}.send_run_signal($1::text::uuid, $2::text, $3::text::jsonb, $4::text) as answer;
+
+-- name: send_signal
+-- Sends a signal to a job: sent, or already.
+select {{schema}}.send_signal($1::text::uuid, $2::text, $3::text::jsonb, $4::text) as answer;
 
 -- name: cancel
 select {{schema}}.cancel($1::text::uuid, $2::text, $3::text) as answer;

@@ -11,6 +11,10 @@ select e.job_id, e.inserted
 -- Stores a policy once; in a transaction of its own, so that the caller's open one blocks nobody.
 select {{schema}}.ensure_policy($1::text, $2::int, $3::text::jsonb);
 
+-- name: ensure_limit
+-- The limit of a cohort, where nobody has said one; in a transaction of its own, too.
+select {{schema}}.ensure_limit($1::text, $2::int);
+
 -- name: outcome
 -- How a job stands, in one snapshot: it is in exactly one of the two tables. A job cannot end before its id was made,
 -- give or take a step of the clock; the bound keeps older partitions of history out.
@@ -24,7 +28,7 @@ select j.status, null, null, false from {{schema}}.jobs j where j.id = $1::text:
 -- All about one job, in one snapshot; the same bound on history.
 select a.id::text as id, a.task, a.queue, a.status, a.held_reason, a.priority, a.attempt, a.max_attempts, a.recoveries, a.retry_afters,
        a.snoozes, a.releases, a.claim_epoch, a.generation, a.effect_class, a.policy_id, a.worker_id::text as worker_id, a.created_at,
-       a.run_at, a.deadline, a.claimed_at, a.cancel_requested_at, a.finished_at, a.unique_scope, a.unique_key, a.ordering_key, a.tags,
+       a.run_at, a.deadline, a.claimed_at, a.cancel_requested_at, a.finished_at, a.unique_scope, a.unique_key, a.ordering_key, a.cohort, a.tags,
        a.payload::text as payload, a.result::text as result, a.error::text as error, a.meta::text as meta
   from {{schema}}.all_jobs a
  where a.id = $1::text::uuid
@@ -35,6 +39,14 @@ select a.id::text as id, a.task, a.queue, a.status, a.held_reason, a.priority, a
 select e.effect_key, e.owner_job_id::text, e.generation, e.name, e.on_status, e.task, e.job_id::text, e.status, e.error::text,
        e.settled, e.settled_how, e.settled_at, e.settled_by, e.settled_reason, e.created_at
   from {{schema}}.effects e where e.owner_job_id = $1::text::uuid order by e.id desc;
+
+-- name: send_run_signal
+-- Sends a signal to a run: given, kept, or already.
+select {{schema}}.send_run_signal($1::text::uuid, $2::text, $3::text::jsonb, $4::text);
+
+-- name: send_signal
+-- Sends a signal to a job: sent, or already.
+select {{schema}}.send_signal($1::text::uuid, $2::text, $3::text::jsonb, $4::text);
 
 -- name: cancel
 -- Cancels a job: cancelled, requested, finished, unknown or not_found.
@@ -74,3 +86,43 @@ select pg_catalog.set_config(s.name, s.needed, false)
           ('default_transaction_isolation', 'read committed', 'read committed'), ('default_transaction_read_only', 'off', 'off'))
        as s(name, needed, fits)
  where pg_catalog.current_setting(s.name) not like s.fits;
+
+-- name: store_plan
+-- Stores a plan once, in a transaction of its own; gives its hash.
+select {{schema}}.store_plan($1::text);
+
+-- name: start_run
+-- Admits a run: its id, and whether it is new.
+select r.run_id, r.created from {{schema}}.start_run($1::text, $2::text::jsonb, $3::text, $4::text::jsonb, $5::text::uuid) r;
+
+-- name: run_outcome
+-- How a run stands, as outcome says it of a job.
+select r.status, r.result::text as result, r.error::text as error, r.finished_at is not null as finished
+  from {{schema}}.runs r where r.id = $1::text::uuid;
+
+-- name: run
+-- All about one run, as RunInfo has it.
+select r.id::text as id, r.workflow, r.plan_hash, r.run_key, r.status, r.created_at, r.finished_at, r.cancel_requested_at, r.open_nodes,
+       r.run_epoch, r.generation, r.sequence, r.parent_run::text as parent_run,
+       (select {{schema}}.node_name(p.items, k.name, n.ix) from {{schema}}.nodes n join {{schema}}.runs p on p.id = n.run_id
+           join {{schema}}.plan_nodes k on k.plan_hash = p.plan_hash and k.ix = n.ix * (p.items is null)::int
+         where n.id = r.parent_node) as parent_node, r.started_by::text as started_by, r.input::text as input, r.result::text as result, r.error::text as error, r.meta::text as meta
+  from {{schema}}.runs r where r.id = $1::text::uuid;
+
+-- name: run_nodes
+-- The nodes of a run in the order of its plan, as NodeInfo has them.
+select t.ix, t.name, t.task, t.status, t.held_reason, t.job_id::text as job_id, t.claim_epoch, t.attempt, t.ready_at, t.finished_at,
+       t.blocked_by, t.waits_for, t.error::text as error, t.child_run::text as child_run, t.child_status
+  from {{schema}}.run_tree t where t.run_id = $1::text::uuid order by t.ix;
+
+-- name: child_end
+-- How the child run stands that the job of a node waits for.
+select r.id::text as id, r.status, r.result::text as result, r.error::text as error from {{schema}}.runs r where r.parent_node = $1::text::uuid;
+
+-- name: cancel_run
+-- Cancels a run: cancelled, requested, succeeded, failed, finished or not_found.
+select {{schema}}.cancel_run($1::text::uuid, $2::text, $3::text);
+
+-- name: retry_run
+-- Reopens a run that has failed or was cancelled.
+select {{schema}}.retry_run($1::text::uuid, $2::text, $3::text);

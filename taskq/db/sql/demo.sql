@@ -5,8 +5,11 @@
 select w.id::text as id, w.status from {{schema}}.workers w where w.name = $1::text order by w.id desc limit 1;
 
 -- name: remaining
--- How many jobs of the demo's queue are not finished.
-select count(*)::int as n from {{schema}}.jobs j where j.queue = $1::text;
+-- How many jobs of the demo's queue are not finished, and nodes of runs that may have one there later.
+select ((select count(*) from {{schema}}.jobs j where j.queue = $1::text)
+  + (select count(*) from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id and n.status = 'waiting'
+       join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+      where r.finished_at is null and k.job ->> 'queue' = $1::text))::int as n;
 
 -- name: held_by
 -- How many running jobs a worker has claimed.
@@ -51,3 +54,29 @@ select u.details ->> 'happened' = 'true' as happened, count(*)::int as n from {{
 select e.owner_job_id::text as owner, e.settled, h.result #>> '{}' as result
   from {{schema}}.effects e left join {{schema}}.history h on h.id = e.job_id
  where e.owner_job_id = any ($1::text[]::uuid[]);
+
+-- name: under_way
+-- Some runs that have a running job in the demo's queue, the oldest first.
+select distinct j.run_id::text as id from {{schema}}.jobs j
+ where j.queue = $1::text and j.run_id is not null and j.status = 'running' order by 1 limit $2::int;
+
+-- name: open_runs
+-- How many of these runs have not ended.
+select count(*)::int as n from {{schema}}.runs r where r.id = any ($1::text[]::uuid[]) and r.finished_at is null;
+
+-- name: runs
+-- How each run stands, and which node failed.
+select r.id::text as id, r.status, r.error ->> 'node' as node, r.error #>> '{cause,type}' as error
+  from {{schema}}.runs r where r.id = any ($1::text[]::uuid[]);
+
+-- name: node_jobs
+-- The jobs of these runs' nodes, which have the ids of their nodes.
+select n.id::text as id from {{schema}}.nodes n where n.run_id = any ($1::text[]::uuid[]);
+
+-- name: compensations
+-- What was promised to undo of each run: by the task that undoes, how its job stands, and what its body returned.
+select n.run_id::text as run, e.task, e.settled, h.result #>> '{}' as result
+  from {{schema}}.nodes n
+  join {{schema}}.effects e on e.owner_job_id = n.id and e.name like 'compensate:%'
+  left join {{schema}}.history h on h.id = e.job_id
+ where n.run_id = any ($1::text[]::uuid[]);

@@ -193,3 +193,22 @@ select count(*)::int as n, extract(epoch from {{schema}}.now() - min(k.since))::
           select j.ordering_key, j.claimed_at from {{schema}}.jobs j where j.ordering_key is not null and j.status = 'unknown' and j.ordering_halt) a
          group by a.key) k
  where k.since < {{schema}}.now() - make_interval(secs => $1::double precision);
+
+-- name: run_epochs
+-- Jobs of nodes that have no run epoch, as a release that knew none made them.
+select count(*)::int as n, (array_agg(j.id::text order by j.id))[1:3] as ids, (array_agg(j.run_id::text order by j.id))[1] as run
+  from {{schema}}.jobs j where j.run_id is not null and j.run_epoch is null;
+
+-- name: runs
+-- Runs that have not ended, and those of them that nothing carries on: none of their nodes has a job that could, or one
+-- that is ready has none. Every transition is one transaction, so no look falls between.
+with found as materialized (
+  select r.id, r.open_nodes = 0 or n.without > 0 or n.ready = 0 as still, n.without > 0 or r.open_nodes = 0 as healable
+    from {{schema}}.runs r
+   cross join lateral (
+     select count(*) as ready, count(*) filter (where j.id is null) as without
+       from {{schema}}.nodes n left join {{schema}}.jobs j on j.id = n.id where n.run_id = r.id and n.status = 'ready') n
+   where r.finished_at is null and r.status = 'running')
+select count(*)::int as n, count(*) filter (where f.still)::int as still, count(*) filter (where f.still and f.healable)::int as healable,
+       (array_agg(f.id::text order by not f.healable, f.id) filter (where f.still))[1:3] as ids
+  from found f;

@@ -3,7 +3,7 @@
 
 -- name: exchange
 -- One round trip: ends, then claims. See migrations for the shape and its figures.
-select * from {{schema}}.exchange($1, $2, $3, $4, $5, $6::jsonb[], $7::jsonb[], $8, $9, $10, $11, $12, $13, $14, $15);
+select * from {{schema}}.exchange($1, $2, $3, $4, $5, $6::jsonb[], $7::jsonb[], $8, $9, $10, $11, $12, $13, $14, $15, $16);
 
 -- name: ping
 -- Whether the connection answers, when there is nothing else to ask.
@@ -46,6 +46,10 @@ select {{schema}}.ensure_policy($1, $2, $3::jsonb);
 -- name: publish_task
 -- What the code says about a task, at boot.
 select {{schema}}.publish_task($1, $2, $3, $4, $5, $6, $7, $8, $9);
+
+-- name: publish_limits
+-- The limits of cohorts that the code has, at boot; answers what stood there before.
+select name, was, code_limit, operator_limit from {{schema}}.publish_limits($1, $2);
 
 -- name: register_worker
 -- A new registration, with a lease from now on.
@@ -96,6 +100,18 @@ select job_id, settled, why, task, queue, claim_epoch, attempt, worker_id from {
 -- Unknown attempts whose task has a hook now and which have never been asked about, after a job's id, a bounded number.
 select job_id, task, queue, claim_epoch, attempt, reconcile_job from {{schema}}.reconcile_missing($1);
 
+-- name: stop_children
+-- Child runs that were busy when their parent was cancelled.
+select run_id, answer from {{schema}}.stop_children($1);
+
+-- name: heal_runs
+-- Runs that stand still, after a run's id, a bounded number.
+select run_id, answer from {{schema}}.heal_runs($1);
+
+-- name: carry_on_run
+-- A run of which more is ready than one transaction gives jobs: give the next ones theirs.
+select run_id, answer from {{schema}}.carry_on_run($1);
+
 -- name: sweep_orderings
 -- Ordering keys whose turn could not be given at once, or whose next job has become due.
 select {{schema}}.sweep_orderings() as n;
@@ -128,6 +144,46 @@ select answer, version, value from {{schema}}.checkpoint($1::text::uuid, $2::tex
 -- What earlier attempts, or this one, have saved; no row where the attempt is not the worker's.
 select coalesce(j.checkpoint_version, 0) as version, j.checkpoint::text as value from {{schema}}.jobs j
  where j.id = $2::text::uuid and j.claimed_by = $1::text::uuid and j.claim_epoch = $3::bigint and j.status = 'running';
+
+-- name: load_steps
+-- What earlier attempts of this generation have recorded: one row without a name where nothing is, none where the attempt
+-- is not the worker's.
+select s.kind, s.name, s.occurrence, s.value::text as value, s.error::text as error, coalesce(s.child_job, s.child_run)::text as child, s.done, extract(epoch from s.until - {{schema}}.now())::float8 as remaining
+  from {{schema}}.jobs j left join {{schema}}.steps s on s.job_id = j.id and s.generation = j.generation
+ where j.id = $2::text::uuid and j.claimed_by = $1::text::uuid and j.claim_epoch = $3::bigint and j.status = 'running';
+
+-- name: record_steps
+-- What steps of many bodies gave, each under its own fence.
+select n, answer from {{schema}}.record_steps($1::text[]::uuid[], $2::text[]::uuid[], $3::bigint[], $4::text[], $5::int[], $6::text[]::jsonb[], $7::boolean);
+
+-- name: begin_sleep
+-- When a sleep ends, recorded once.
+select answer, remaining from {{schema}}.begin_sleep($1::text::uuid, $2::text::uuid, $3::bigint, $4::text, $5::int, $6::float8);
+
+-- name: begin_wait
+-- What a body waits for, recorded once, and the signal that it may take.
+select answer, signal_id, payload, remaining from {{schema}}.begin_wait($1::text::uuid, $2::text::uuid, $3::bigint, $4::text, $5::int, $6::float8);
+
+-- name: start_child
+-- A child of a body, started once, and how it has ended if it has.
+select answer, value, error, child::text as child
+  from {{schema}}.start_child($1::text::uuid, $2::text::uuid, $3::bigint, $4::text, $5::int, $6::text::jsonb, $7::text, $8::text, $9::text, $10::text::jsonb);
+
+-- name: ensure_limit
+-- The limit of a cohort, where nobody has said one.
+select {{schema}}.ensure_limit($1::text, $2::int);
+
+-- name: store_plan
+-- Store a plan once.
+select {{schema}}.store_plan($1::text);
+
+-- name: take_signal
+-- Give a signal to a wait, or note that it fits nothing.
+select {{schema}}.take_signal($1::text::uuid, $2::text::uuid, $3::bigint, $4::text, $5::int, $6::bigint, $7::text) as answer;
+
+-- name: leave_steps
+-- Which recorded steps an attempt that is about to succeed has not asked for.
+select {{schema}}.leave_steps($1::text::uuid, $2::text::uuid, $3::bigint, $4::text[], $5::text[], $6::int[]) as n;
 
 -- name: begin_inside
 -- The first statement of a body's own transaction: which one it is, and whether the attempt may still end in it. The server

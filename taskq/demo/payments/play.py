@@ -10,8 +10,9 @@ from pathlib import Path
 from taskq.demo.payments.faults import FaultPlan
 from taskq.demo.payments.journal import Ledger
 from taskq.demo.payments.provider import running_provider
-from taskq.demo.payments.report import Payment, Report, Strike
+from taskq.demo.payments.report import Payment, Report
 from taskq.demo.stage import Stage, child_environ
+from taskq.demo.strikes import Kind, Strike, strike
 
 __all__ = ["WORKERS", "play"]
 
@@ -71,31 +72,12 @@ def play(
             )
             ids = [str(job.id) for job in jobs]
             app.close_sync()
-            strikes = _strike(stage, payments, rand, lambda left, doing: tell(min(left, payments), doing))
+            kinds: list[Kind] = rand.sample(["killed", "frozen", "killed", "frozen"], 4)
+            strikes = strike(stage, payments, kinds, "charges", rand, tell)
             stage.run_until(0, lambda left: tell(min(left, payments), "nobody strikes any more"))
             exits = [stage.stop(worker) for worker in list(stage.workers)]
             ledger, scope = Ledger.read(journal), "all" if own else "since"
             return _report(stage, ids, ledger, seed, strikes, exits, scope, time.monotonic() - began)
-
-
-def _strike(stage: Stage, payments: int, rand: random.Random, tell: Callable[[int, str], None]) -> list[Strike]:
-    """Kill and freeze workers, each time as soon as so many jobs are left as the seed says."""
-    strikes: list[Strike] = []
-    kinds = rand.sample(["kill", "freeze", "kill", "freeze"], 4)
-    lefts = sorted(rand.sample(range(payments * 3 // 10, payments * 9 // 10), len(kinds)), reverse=True)
-    doing = "three workers"
-    for kind, remaining in zip(kinds, lefts, strict=True):
-        stage.run_until(remaining, lambda left, doing=doing: tell(left, doing))  # type: ignore[misc]
-        worker = rand.choice(stage.busy())
-        if kind == "kill":
-            held = stage.kill(worker)
-            strikes.append(Strike("killed", worker.name, held))
-            stage.replace(worker)
-        else:
-            held = stage.freeze(worker)
-            strikes.append(Strike("frozen", worker.name, held))
-        doing = f"{worker.name} was {strikes[-1].kind}, with {held} charges running"
-    return strikes
 
 
 def _report(

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+
+from taskq.demo.strikes import Strike, show_strikes
+from taskq.demo.tables import show_table
 
 __all__ = ["Payment", "Report", "Strike"]
 
@@ -65,15 +67,6 @@ class Payment:
         return f"{self.status} ({self.error.rpartition('.')[2] or '?'}): {self.refund or 'not settled'}"
 
 
-@dataclass(frozen=True, slots=True)
-class Strike:
-    """What was done to a worker, and the jobs that it ran just then."""
-
-    kind: str
-    worker: str
-    held: int
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """The outcome of one demonstration.
@@ -128,15 +121,14 @@ class Report:
 
     def show(self, console: Console) -> None:
         """Print the report for people."""
-        _print(console, "What was done to workers", ("worker", "what", "charges it ran"), self._struck())
-        _print(console, "What became of the payments", ("the job", "jobs", "charged", "refunded"), self._sides())
-        _print(console, "Outcomes that were unknown", ("because", "attempts", "how it was settled"), self._settled())
+        show_strikes(console, self.strikes, "charges")
+        show_table(console, "What became of the payments", ("the job", "jobs", "charged", "refunded"), self._sides())
+        show_table(
+            console, "Outcomes that were unknown", ("because", "attempts", "how it was settled"), self._settled()
+        )
         asked = ", ".join(f"{n} {event.replace('_', ' ')}" for event, n in sorted(self.requests.items()))
         console.print(f"The provider's journal: {asked}")
         console.print(f"taskq verify: {len(self.violations) or 'no'} violations")
-
-    def _struck(self) -> list[tuple[str, ...]]:
-        return [(strike.worker, strike.kind, str(strike.held)) for strike in self.strikes]
 
     def _sides(self) -> list[tuple[str, ...]]:
         jobs, charged, refunded = Counter[str](), Counter[str](), Counter[str]()
@@ -155,15 +147,3 @@ class Report:
         ]
         said = f"{self.resolved.get('happened', 0)} had happened, {self.resolved.get('did_not_happen', 0)} had not"
         return [*rows, ("all", str(sum(int(row["n"]) for row in self.unknowns)), f"reconciled: {said}")]
-
-
-def _print(console: Console, title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    table = Table(title=title, title_justify="left")
-    for head in heads:
-        table.add_column(head, justify="right" if head in _NUMBERS else "left")
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-_NUMBERS = frozenset({"jobs", "charged", "refunded", "attempts", "charges it ran"})

@@ -7,7 +7,7 @@
 create function {{schema}}.may_follow(p_attempt {{schema}}.ledger) returns boolean
   language sql stable security definer set search_path = pg_catalog, pg_temp as $$
   select case
-    when p_attempt.outcome in ('failed', 'cancelled', 'retry_after', 'snoozed') then p_attempt.outcome_id is not null
+    when p_attempt.outcome in ('failed', 'cancelled', 'retry_after', 'snoozed', 'suspended') then p_attempt.outcome_id is not null
     when p_attempt.outcome = 'resolved' then
       exists (select from {{schema}}.unknowns u where u.job_id = p_attempt.job_id and u.claim_epoch = p_attempt.claim_epoch)
       and exists (select from {{schema}}.audit a where a.subject = p_attempt.job_id::text and a.action = 'resolve'
@@ -123,6 +123,10 @@ begin
    where j.ordering_key is not null and j.status in ('pending', 'running');
   return query select 8, 'ordering_halted_by_unfinished', h.job_id, format('key %s', left(h.key, 100))
     from {{schema}}.ordering_halts h join {{schema}}.jobs j on j.id = h.job_id;
+
+  return query select c.law, c.code, c.run_id, c.detail from {{schema}}.check_runs(scope, since) c;
+  return query select c.law, c.code, c.job_id, c.detail from {{schema}}.check_steps(scope) c;
+  return query select c.law, c.code, c.job_id, c.detail from {{schema}}.check_children() c;
 
   if scope = 'live' then
     return;

@@ -1,0 +1,335 @@
+-- Runs as people see them; what heals them, what forgets them, and what verify holds them to.
+
+create view {{schema}}.run_tree as
+  select n.run_id, r.workflow, r.run_key, r.status as run_status, n.ix, {{schema}}.node_name(r.items, k.name, n.ix) as name, k.job ->> 'task' as task,
+         case n.status when 'ready' then coalesce(j.status, 'ready') else n.status end as status,
+         j.held_reason, n.id as job_id, j.claimed_by as worker_id, coalesce(j.claim_epoch, n.claim_epoch) as claim_epoch, j.attempt, n.ready_at, n.finished_at,
+         b.name as blocked_by,
+         case when n.status = 'waiting' then array(
+           select s.name from {{schema}}.plan_edges e join {{schema}}.nodes w on w.run_id = n.run_id and w.ix = e.source
+             join {{schema}}.plan_nodes s on s.plan_hash = r.plan_hash and s.ix = e.source
+            where e.plan_hash || ':' || e.target::text = r.plan_hash || ':' || n.ix::text and w.status in ('waiting', 'ready') group by s.ix, s.name order by s.ix limit 100) end as waits_for,
+         n.result, n.error, c.id as child_run, c.status as child_status
+    from {{schema}}.nodes n
+    join {{schema}}.runs r on r.id = n.run_id
+    join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+    left join {{schema}}.plan_nodes b on b.plan_hash = r.plan_hash and b.ix = n.blocked_by
+    left join {{schema}}.jobs j on j.id = n.id and n.status = 'ready'
+    left join {{schema}}.runs c on c.parent_node = n.id;
+comment on view {{schema}}.run_tree is 'Every node of every run as it stands, with what it waits for, what blocks it, and the child run that it stands for.';
+
+create view {{schema}}.blocked_nodes as
+  select t.run_id, t.workflow, t.run_key, t.run_status, t.name, t.task, t.status, t.blocked_by, t.waits_for, t.job_id, t.held_reason, t.child_run
+    from {{schema}}.run_tree t where t.status in ('blocked', 'held', 'unknown', 'waiting')
+     and not exists (select from {{schema}}.nodes d where d.id = t.job_id and d.due);
+comment on view {{schema}}.blocked_nodes is 'Nodes that do not go on by themselves, and what each waits for: blocked by a failure, held (such as for a child run), unknown, or waiting for others.';
+
+create view {{schema}}.unsettled_effects as
+  select e.*, r.id as run_id, r.workflow
+    from {{schema}}.effects e
+    left join {{schema}}.nodes n on n.id = e.owner_job_id
+    left join {{schema}}.runs r on r.id = coalesce(n.run_id, e.owner_job_id)
+   where not e.settled;
+comment on view {{schema}}.unsettled_effects is 'Terminal effects, of jobs, nodes and runs, that are promised and not settled yet.';
+
+-- Every transition is one transaction, so there is nothing to heal, unless rows were restored or written behind the triggers' back.
+create function {{schema}}.heal_run(p_run uuid) returns text
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  v_run {{schema}}.runs;
+  v_node record;
+  v_front integer[] := '{}';
+  v_failed boolean := false;
+  v_word text;
+  v_made integer := 0;
+  v_open integer;
+  v_active integer;
+begin
+  perform {{schema}}.ensure_today();
+  select * into v_run from {{schema}}.runs r where r.id = p_run and r.status = 'running' for update skip locked;
+  if not found then
+    return 'left alone';
+  end if;
+  for v_node in
+    select n.ix, n.id, h.status, h.finished_at, h.claim_epoch, h.error, h.result
+      from {{schema}}.nodes n left join {{schema}}.history h on h.id = n.id and h.finished_at >= {{schema}}.id_time(n.id) - interval '1 day'
+     where n.run_id = p_run and n.status = 'ready' and not exists (select from {{schema}}.jobs j where j.id = n.id)
+     order by n.ix
+  loop
+    if v_node.status is null then
+      v_made := v_made + 1;
+      if v_run.cancel_requested_at is not null or v_run.stopping_at is not null then
+        v_word := 'cancelled';
+        update {{schema}}.nodes n set status = 'cancelled', finished_at = {{schema}}.now(),
+            error = jsonb_build_object('type', 'Cancelled', 'message', 'its job was lost, and its run is being cancelled') where n.id = v_node.id;
+      else
+        select case when m.ready <> '{}' then 'ready' when m.skipped <> '{}' then 'skipped' else 'failed' end into v_word
+          from {{schema}}.make_ready(v_run, array[v_node.ix]) m;
+      end if;
+      continue when v_word = 'ready';
+      if v_word = 'skipped' then
+        update {{schema}}.nodes n set status = 'skipped', finished_at = {{schema}}.now() where n.id = v_node.id;
+      end if;
+    else
+      v_word := v_node.status;
+      update {{schema}}.nodes n set status = v_node.status, finished_at = v_node.finished_at, claim_epoch = v_node.claim_epoch, error = v_node.error,
+          result = case v_node.status when 'succeeded' then coalesce(v_node.result, 'null') end where n.id = v_node.id;
+      perform {{schema}}.receipt(p_run, 'ended', v_node.ix, v_node.claim_epoch, 1, v_node.status);
+    end if;
+    v_front := v_front || v_node.ix;
+    v_failed := v_failed or v_word not in ('succeeded', 'skipped');
+  end loop;
+  for v_node in
+    select n.id, k.child, j.payload
+      from {{schema}}.nodes n join {{schema}}.plan_nodes k on k.plan_hash = v_run.plan_hash and k.ix = n.ix * (v_run.items is null)::int and k.child is not null
+      join {{schema}}.jobs j on j.id = n.id and j.status = 'held' and j.held_reason = 'run'
+     where n.run_id = p_run and n.status = 'ready' and not exists (select from {{schema}}.runs c where c.parent_node = n.id and c.finished_at is null)
+     order by n.ix
+  loop
+    perform {{schema}}.begin_child(v_run, v_node.id, v_node.child, v_node.payload, false, false);
+    v_made := v_made + 1;
+  end loop;
+  select count(*) filter (where n.status in ('waiting', 'ready')) + coalesce(v_run.wanted - v_run.written, 0), count(*) filter (where n.status = 'ready') into v_open, v_active
+    from {{schema}}.nodes n where n.run_id = p_run;
+  if v_front = '{}' and v_made = 0 and v_run.open_nodes > 0 and v_run.open_nodes = v_open and v_run.active is not distinct from (case when v_run.items is not null then v_active end) then
+    return 'sound';
+  end if;
+  update {{schema}}.runs r set open_nodes = v_open, active = case when r.items is not null then v_active end where r.id = p_run;
+  perform {{schema}}.receipt(p_run, 'recovered', null, null, cardinality(v_front) + v_made);
+  v_failed := {{schema}}.advance(v_run, v_front, null, null, 0, v_failed);
+  perform {{schema}}.settle_run(p_run, v_failed);
+  return 'healed';
+end $$;
+comment on function {{schema}}.heal_run(uuid) is 'Carries on a run that stands still: a node whose job has ended without it, or is nowhere, or waits for a child run that has ended, or is nowhere. Answers healed, sound or left alone (it has ended, or is busy).';
+
+create function {{schema}}.heal_runs(p_after uuid default null, p_limit integer default 100) returns table (run_id uuid, answer text)
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  for run_id in
+    select r.id from {{schema}}.runs r
+     where r.finished_at is null and (p_after is null or r.id > p_after)
+       and (r.open_nodes = 0 or exists (select from {{schema}}.nodes n where n.run_id = r.id and n.status = 'ready' and not exists (select from {{schema}}.jobs j where j.id = n.id))
+         or exists (select from {{schema}}.plans p join {{schema}}.nodes n on n.run_id = r.id and n.status = 'ready'
+             join {{schema}}.jobs j on j.id = n.id and j.status = 'held' and j.held_reason = 'run'
+            where p.hash = r.plan_hash and p.depth > 0 and not exists (select from {{schema}}.runs c where c.parent_node = n.id and c.finished_at is null)))
+     order by r.id limit p_limit
+  loop
+    begin
+      answer := {{schema}}.heal_run(run_id);
+    exception when others then
+      answer := 'error: ' || sqlstate;
+    end;
+    return next;
+  end loop;
+end $$;
+comment on function {{schema}}.heal_runs(uuid, integer) is 'Heals up to p_limit runs that stand still, after a run''s id. Answers as heal_run does, or error and the SQLSTATE for one that cannot be healed, which keeps no other from it.';
+
+-- By the index, a run at a time. One that others are at goes on with what they do; one that cannot be carried on is answered
+-- with its SQLSTATE, and keeps none behind it from it.
+create function {{schema}}.carry_on_run(p_after uuid default null) returns table (run_id uuid, answer text)
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
+#variable_conflict use_column
+declare
+  v_run {{schema}}.runs;
+  v_next uuid := p_after;
+begin
+  perform {{schema}}.ensure_today();
+  loop
+    select n.run_id into v_next from {{schema}}.nodes n
+     where n.due and n.run_id > coalesce(v_next, '00000000-0000-0000-0000-000000000000') order by n.run_id, n.ix limit 1;
+    exit when not found;
+    select * into v_run from {{schema}}.runs r where r.id = v_next for update skip locked;
+    -- What is due of a map waits for its turn.
+    continue when not found or v_run.active >= v_run.at_once or not exists (select from {{schema}}.nodes n where n.run_id = v_next and n.due);
+    begin
+      perform {{schema}}.settle_run(v_next, {{schema}}.advance(v_run, '{}', null, null, 0, false));
+      answer := 'carried on';
+    exception when others then
+      answer := 'error: ' || sqlstate;
+    end;
+    run_id := v_next;
+    return next;
+    return;
+  end loop;
+end $$;
+comment on function {{schema}}.carry_on_run(uuid) is
+  'Gives jobs to the next nodes of one run of which more is ready than one transaction takes on: the first after an id that nobody else is at. Answers carried on, or error and the SQLSTATE; no row where there is none.';
+
+create function {{schema}}.stop_children(p_after uuid default null, p_limit integer default 100) returns table (run_id uuid, answer text)
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  perform {{schema}}.ensure_today();
+  for run_id in
+    select c.id from {{schema}}.runs c join {{schema}}.runs p on p.id = c.parent_run
+     where c.parent_run is not null and c.finished_at is null and c.cancel_requested_at is null and (p_after is null or c.id > p_after)
+       and (p.finished_at is not null or p.cancel_requested_at is not null or p.stopping_at is not null)
+     order by c.id limit p_limit
+  loop
+    perform from {{schema}}.runs c where c.id = run_id and c.finished_at is null and c.cancel_requested_at is null for update skip locked;
+    answer := case when found then 'stopped' else 'left alone' end;
+    if found then
+      perform {{schema}}.stop_run(run_id, jsonb_build_object('type', 'Cancelled', 'message', 'its parent is being cancelled'));
+    end if;
+    return next;
+  end loop;
+end $$;
+comment on function {{schema}}.stop_children(uuid, integer) is
+  'Cancels up to p_limit child runs whose parent is being cancelled, after a run''s id: those that somebody was at when the parent was. Answers stopped, or left alone (somebody still is).';
+
+create function {{schema}}.prune_runs(p_limit integer default 1000) returns integer
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_runs uuid[];
+  v_n integer;
+begin
+  v_runs := array(
+    select r.id from {{schema}}.runs r, {{schema}}.installation i
+     where r.finished_at is not null and r.finished_at < {{schema}}.now() - i.history_retention
+       -- Parents first: a run is never without the child runs that it is made of.
+       and (r.parent_run is null or not exists (select from {{schema}}.runs p where p.id = r.parent_run))
+       and not exists (select from {{schema}}.effects e where e.owner_job_id = r.id and not e.settled)
+       and not exists (select from {{schema}}.nodes n join {{schema}}.effects e on e.owner_job_id = n.id and not e.settled where n.run_id = r.id)
+       and not exists (select from {{schema}}.runs c join {{schema}}.nodes n on n.run_id = c.id join {{schema}}.effects e on e.owner_job_id = n.id and not e.settled
+         where c.parent_run = r.id and c.items is not null)
+     order by r.finished_at limit p_limit for update of r skip locked);
+  -- Of large maps fewer at once.
+  v_runs := array(
+    select u.id from (
+      select x.id, x.place, sum(coalesce(r.written, 0)) over (order by x.place) as nodes
+        from unnest(v_runs) with ordinality x(id, place) join {{schema}}.runs r on r.id = x.id) u
+     where u.place = 1 or u.nodes <= 100000);
+  delete from {{schema}}.receipts c where c.run_id = any(v_runs);
+  delete from {{schema}}.nodes n where n.run_id = any(v_runs);
+  delete from {{schema}}.runs r where r.id = any(v_runs);
+  get diagnostics v_n = row_count;
+  return v_n;
+end $$;
+comment on function {{schema}}.prune_runs(integer) is 'Forgets up to p_limit runs that ended longer ago than the history is kept, and whose effects and compensations are settled; child runs after their parents. Called by prune.';
+
+create function {{schema}}.check_runs(scope text default 'live', since timestamptz default null) returns table (law integer, code text, run_id uuid, detail text)
+  language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+#variable_conflict use_column
+begin
+  return query
+    with r as materialized (
+      select * from {{schema}}.runs r where r.finished_at is null or scope = 'all' or scope = 'since' and r.finished_at >= since),
+    n as materialized (
+      select r.id as run_id, r.status as run_status, r.finished_at as run_finished_at, r.open_nodes, r.sequence, r.receipts, r.plan_hash, r.generation,
+             r.items, r.wanted, r.written, r.active, count(n.id) filter (where n.status = 'ready') as ready, count(n.id) filter (where n.ix >= r.written or n.item is null) as strange,
+             count(n.id) filter (where n.due) as due,
+             count(n.id) as nodes, count(n.id) filter (where n.status in ('waiting', 'ready')) + coalesce(r.wanted - r.written, 0) as open
+        from r left join {{schema}}.nodes n on n.run_id = r.id
+       group by r.id, r.status, r.finished_at, r.open_nodes, r.sequence, r.receipts, r.plan_hash, r.generation, r.items, r.wanted, r.written, r.active),
+    c as materialized (
+      select n.run_id, count(c.sequence) as have, min(c.sequence) as low, max(c.sequence) as high, min(c.at) filter (where c.sequence = 1) as first_at,
+             bool_or(c.sequence = 1 and c.kind <> 'admitted') as wrong_first
+        from n left join {{schema}}.receipts c on c.run_id = n.run_id group by n.run_id)
+    select v.law, v.code, n.run_id, v.detail
+      from n join c on c.run_id = n.run_id left join {{schema}}.plans p on p.hash = n.plan_hash
+      cross join lateral (values
+        (9, 'run_plan_missing', p.hash is null, n.plan_hash),
+        (9, 'run_plan_differs', p.hash <> {{schema}}.plan_hash(p.text), n.plan_hash),
+        (9, 'run_nodes_differ', n.items is null and n.nodes <> p.nodes, format('%s nodes, the plan has %s', n.nodes, p.nodes)),
+        (9, 'map_differs', (n.items is null) <> (p.map is null), format('%s, and its plan is %s', case when n.items is null then 'it has no items' else 'it has items' end,
+          case when p.map is null then 'that of no map' else 'that of a map' end)),
+        (9, 'map_nodes_differ', n.items is not null and (n.nodes <> n.written or n.strange > 0),
+          format('%s nodes, %s of them without an item of their own, and it counts %s', n.nodes, n.strange, n.written)),
+        (9, 'map_active_differs', n.items is not null and n.active <> n.ready, format('%s active nodes by the run, %s by its nodes', n.active, n.ready)),
+        (9, 'map_stands_still', n.items is not null and n.run_status = 'running' and n.wanted > n.written and n.due = 0, 'items have no node, and none is due that leads to them'),
+        (9, 'run_open_nodes_differ', n.open_nodes <> n.open, format('%s open nodes by the run, %s by its nodes', n.open_nodes, n.open)),
+        (9, 'run_ended_with_open_nodes', n.run_finished_at is not null and n.open > 0, format('it is %s, and %s nodes are open', n.run_status, n.open)),
+        (9, 'run_stands_still', n.run_status = 'running' and n.open = 0, 'nothing is open, and it has not ended'),
+        (9, 'receipts_missing', n.sequence = 0 or c.have <> least(n.sequence, n.receipts) or c.high <> n.sequence or c.low <> n.sequence - c.have + 1,
+          format('sequence %s, %s receipts from %s to %s, %s are kept', n.sequence, c.have, coalesce(c.low, 0), coalesce(c.high, 0), n.receipts)),
+        (9, 'receipts_first_differs', coalesce(c.wrong_first, false), 'its first receipt is not its admission')) v(law, code, violated, detail)
+     where v.violated;
+  -- Runs go by the rows, once for each plan: both ways round, so that one more is found as well as one less.
+  return query
+    select 9, 'run_plan_rows_differ', r.run_id, format('%s: %s rows of nodes, %s of edges', p.hash, d.nodes, d.edges)
+      from (select r.plan_hash, (array_agg(r.id order by r.id))[1] as run_id from {{schema}}.runs r
+             where r.finished_at is null or scope = 'all' or scope = 'since' and r.finished_at >= since group by r.plan_hash) r
+      join {{schema}}.plans p on p.hash = r.plan_hash and p.hash = {{schema}}.plan_hash(p.text)
+      cross join lateral (
+        select (select count(*) from (
+                 (select k.* from {{schema}}.plan_nodes k where k.plan_hash = p.hash except all select * from {{schema}}.nodes_of_plan(p.hash, p.text::jsonb))
+                 union all (select * from {{schema}}.nodes_of_plan(p.hash, p.text::jsonb) except all select k.* from {{schema}}.plan_nodes k where k.plan_hash = p.hash)) x) as nodes,
+               (select count(*) from (
+                 (select e.* from {{schema}}.plan_edges e where e.plan_hash = p.hash except all select * from {{schema}}.edges_of_plan(p.hash, p.text::jsonb))
+                 union all (select * from {{schema}}.edges_of_plan(p.hash, p.text::jsonb) except all select e.* from {{schema}}.plan_edges e where e.plan_hash = p.hash)) x) as edges) d
+     where d.nodes > 0 or d.edges > 0;
+  return query
+    select 9, 'receipts_reordered', a.run_id, case when b.at < a.at - interval '1 minute'
+        then format('receipt %s was written before receipt %s', b.sequence, a.sequence) else format('receipt %s is not as its run wrote it there', a.sequence) end
+      from {{schema}}.runs r join {{schema}}.receipts a on a.run_id = r.id left join {{schema}}.receipts b on b.run_id = a.run_id and b.sequence = a.sequence + 1
+     where (r.finished_at is null or scope = 'all' or scope = 'since' and r.finished_at >= since) and (b.at < a.at - interval '1 minute'
+       or a.sequence <= r.sequence and (a.sequence > 1 or a.kind = 'admitted')
+         and a.seal is distinct from {{schema}}.receipt_seal(a.run_id, a.sequence, a.kind, a.node, a.n, a.claim_epoch, a.status));
+  return query select 9, 'receipt_of_no_run', c.run_id, format('receipt %s', c.sequence) from {{schema}}.receipts c
+    where scope = 'all' and not exists (select from {{schema}}.runs r where r.id = c.run_id);
+  return query
+    select 9, 'node_job_missing', n.run_id, format('node %s is ready, and its job %s is %s', n.ix, n.id,
+        case when exists (select from {{schema}}.history h where h.id = n.id) then 'finished' else 'nowhere' end)
+      from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id
+     where r.finished_at is null and n.status = 'ready' and not exists (select from {{schema}}.jobs j where j.id = n.id);
+  return query
+    select 9, 'node_job_not_ready', j.run_id, format('job %s is %s, and its node is %s', j.id, j.status, coalesce(n.status, 'nowhere'))
+      from {{schema}}.jobs j left join {{schema}}.nodes n on n.id = j.id and n.run_id = j.run_id where j.run_id is not null and n.status is distinct from 'ready';
+  -- A job waits for a child run exactly while that lives, and what has become of the two agrees.
+  return query
+    select 9, 'child_run_missing', j.run_id, format('job %s waits for a child run, and there is none that lives', j.id)
+      from {{schema}}.jobs j where j.status = 'held' and j.held_reason = 'run'
+       and not exists (select from {{schema}}.runs c where c.parent_node = j.id and c.finished_at is null);
+  return query
+    select 9, 'child_not_waited_for', c.id, format('it runs, and job %s, which is to wait for it, is %s', j.id, j.status)
+      from {{schema}}.runs c join {{schema}}.jobs j on j.id = c.parent_node where c.parent_run is not null and c.finished_at is null and j.held_reason is distinct from 'run';
+  return query
+    select 9, 'child_outlives_node', c.id, format('it runs, and node %s of run %s is %s', n.ix, n.run_id, n.status)
+      from {{schema}}.runs c join {{schema}}.nodes n on n.id = c.parent_node where c.parent_run is not null and c.finished_at is null and n.status <> 'ready';
+  -- A parent is forgotten first, and only once the history of both is.
+  return query
+    select 9, 'child_of_no_node', c.id, format('node %s of run %s is nowhere', c.parent_node, c.parent_run)
+      from {{schema}}.runs c, {{schema}}.installation i
+     where c.parent_run is not null and (c.finished_at is null or (scope = 'all' or scope = 'since' and c.finished_at >= since) and c.finished_at >= {{schema}}.now() - i.history_retention)
+       and not exists (select from {{schema}}.nodes n where n.id = c.parent_node and n.run_id = c.parent_run);
+  return query
+    select 9, 'child_differs', c.id, case when k.child is distinct from c.plan_hash then format('its plan is %s, that of node %s is %s', c.plan_hash, k.name, coalesce(k.child, 'none'))
+        else format('it is %s, and node %s has succeeded', c.status, k.name) end
+      from {{schema}}.runs c join {{schema}}.nodes n on n.id = c.parent_node join {{schema}}.runs r on r.id = n.run_id
+      join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+     where c.parent_run is not null and (c.finished_at is null or scope = 'all' or scope = 'since' and c.finished_at >= since)
+       and (k.child is distinct from c.plan_hash or n.status = 'succeeded' and c.status <> 'succeeded' and c.finished_at is not null);
+  -- What started had everything that it waits for.
+  return query
+    select 9, 'node_before_its_sources', n.run_id, format('node %s is %s, and node %s is %s', n.ix, n.status, s.ix, s.status)
+      from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id and n.status in ('ready', 'succeeded')
+      join {{schema}}.plan_edges e on e.plan_hash || ':' || e.target::text = r.plan_hash || ':' || n.ix::text
+      join {{schema}}.nodes s on s.run_id = r.id and s.ix = e.source
+     where (r.finished_at is null or scope = 'all' or scope = 'since' and r.finished_at >= since)
+       and (s.status in ('waiting', 'ready') or e.policy = 'fail' and s.status in ('failed', 'cancelled', 'blocked'));
+  return query
+    select 9, 'node_waits_for_nothing', n.run_id, format('node %s', n.ix)
+      from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id and n.status = 'waiting'
+     where r.finished_at is null
+       and (n.unmet <> (select count(*) from {{schema}}.plan_edges e join {{schema}}.nodes s on s.run_id = r.id and s.ix = e.source
+              where e.plan_hash || ':' || e.target::text = r.plan_hash || ':' || n.ix::text and s.status in ('waiting', 'ready')) or (n.unmet = 0) <> n.due);
+  return query
+    select 9, 'run_effect_not_promised', r.id, format('it is %s, and there is no intent for %s', r.status, f.name)
+      from {{schema}}.runs r join {{schema}}.plans p on p.hash = r.plan_hash cross join lateral {{schema}}.effect_specs(p.effects) f
+     where r.finished_at is not null and (scope = 'all' or scope = 'since' and r.finished_at >= since) and f.spec -> 'on' ? r.status
+       and not exists (select from {{schema}}.effect_intents i where i.owner_job_id = r.id and i.generation = r.generation and i.name = f.name);
+  return query
+    select 9, 'compensation_not_promised', r.id, format('it is %s, and node %s is not compensated', r.status, {{schema}}.node_name(c.items, k.name, n.ix))
+      from {{schema}}.runs r join {{schema}}.nodes m on m.run_id = r.id
+      join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = m.ix and k.compensate is not null
+      left join {{schema}}.runs c on c.parent_node = m.id and c.items is not null
+      cross join lateral (select m.id, m.ix, m.status where c.id is null union all select i.id, i.ix, i.status from {{schema}}.nodes i where i.run_id = c.id) n
+     where r.status in ('failed', 'cancelled') and r.items is null and n.status = 'succeeded' and (scope = 'all' or scope = 'since' and r.finished_at >= since)
+       and not exists (select from {{schema}}.effect_intents i where i.owner_job_id = n.id and i.name like 'compensate:' || r.generation || ':%');
+end $$;
+comment on function {{schema}}.check_runs(text, timestamptz) is 'What check_invariants reports about runs; scopes as there. Fails closed: a receipt that is missing, doubled, foreign or out of order is a violation.';

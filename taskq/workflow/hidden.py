@@ -1,0 +1,119 @@
+"""The hidden tasks of a workflow, which workers run like any other.
+
+``<workflow>:start`` starts a run: the job of a terminal effect that names a workflow is of it. ``<workflow>:await`` is
+the task of a node that stands for a child run: its job is held until that run has ended, and then tells the parent how.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from taskq.codec import decode_any
+from taskq.context import JobContext
+from taskq.errors import ChildRunCancelled, ChildRunFailed, RunNotFound, TaskDefinitionError
+from taskq.outcomes import RetryAfter
+from taskq.policy import PolicyLayer, Retry, exponential
+from taskq.tasks import AsyncTask, Task
+
+if TYPE_CHECKING:
+    from taskq.app import TaskQ
+    from taskq.workflow.definition import Workflow
+
+__all__ = ["AWAIT", "START", "await_task", "start_task"]
+
+START: Final = ":start"
+AWAIT: Final = ":await"
+_START_RETRY: Final = Retry(max_attempts=20, backoff=exponential("5s", cap="1h"))
+"""What fails here is the database, or the wiring in a deploy: tried again for about 9 hours in all."""
+_AWAIT_RETRY: Final = Retry(
+    max_attempts=20, backoff=exponential("5s", cap="1h"), give_up_on=(ChildRunFailed, ChildRunCancelled)
+)
+AWAIT_PRIORITY: Final = 9
+"""The highest: it takes a moment, and what comes after it has a priority of its own."""
+_OF_ENDS: Final = ("effect", "run")
+"""What travels with a job and says whose it is; a run that it starts is its own."""
+
+
+def start_task(app: TaskQ, workflow: Workflow[..., Any]) -> Task[..., Any]:
+    """The task that starts a run of a workflow with the arguments of its job, in the transaction that ends the job.
+
+    One job starts one run, however often it is tried: the two commit together, and the run's key is the job's.
+
+    Raises:
+        TaskDefinitionError: The workflow's name leaves no room for the task's.
+    """
+
+    async def start(ctx: JobContext, /, **arguments: Any) -> UUID:
+        client = await app._open_async()
+        meta = {key: value for key, value in ctx.meta.items() if key not in _OF_ENDS}
+        plain = workflow._admission((), arguments)
+        await client.store_plan(plain)
+        async with ctx.transaction() as tx:
+            admission = plain.under(f"job:{ctx.job_id}", json.dumps(meta) if meta else None, tx.conn, ctx.job_id)
+            run_id, _ = await client.start_run(admission)
+            tx.complete(run_id)
+        return run_id
+
+    declared = {name: workflow.codec.declared(name) for name in inspect.signature(workflow.fn).parameters}
+    _takes(start, workflow, inspect.signature(workflow.fn).parameters.values(), {**declared, "return": UUID})
+    return _hidden(app, workflow, START, start, PolicyLayer(retry=_START_RETRY, effect_class="idempotent", **_PLAIN))
+
+
+def await_task(app: TaskQ, workflow: Workflow[..., Any]) -> Task[..., Any]:
+    """The task that gives the result of a child run as that of the node that stands for it, or raises how it ended.
+
+    Raises:
+        TaskDefinitionError: The workflow's name leaves no room for the task's.
+    """
+
+    async def end_of_child(ctx: JobContext, /, **arguments: Any) -> Any:
+        client = await app._open_async()
+        for run_id, status, result, error in await client.rows("child_end", str(ctx.job_id)):
+            if status == "succeeded":
+                return decode_any(result)
+            if status == "failed":
+                raise ChildRunFailed(UUID(run_id), decode_any(error))
+            if status == "cancelled":
+                raise ChildRunCancelled(UUID(run_id), decode_any(error))
+            raise RetryAfter("5s", f"run {run_id} is {status}")
+        raise RunNotFound(
+            f"the child run of node {ctx.job_id} is not there",
+            hint="taskq verify reports what is wrong with its parent.",
+        )
+
+    rest = inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)
+    _takes(end_of_child, workflow, [rest], {"arguments": Any, "return": Any})
+    layer = PolicyLayer(priority=AWAIT_PRIORITY, retry=_AWAIT_RETRY, effect_class="pure", ordering=None, **_PLAIN)
+    return _hidden(app, workflow, AWAIT, end_of_child, layer)
+
+
+_PLAIN: Final[Any] = {"timeout": None, "deadline": None, "effects": (), "cohort": None}
+
+
+def _hidden(app: TaskQ, workflow: Workflow[..., Any], suffix: str, body: Any, layer: PolicyLayer) -> Task[..., Any]:
+    name = f"{workflow.name}{suffix}"
+    if len(name) > 128:
+        raise TaskDefinitionError(
+            f"the name of a workflow has at most {128 - len(suffix)} characters, since its hidden task is called that "
+            f"and {suffix}; choose a shorter name="
+        )
+    body.__name__ = body.__qualname__ = name
+    body.__module__ = workflow.__module__
+    body.__doc__ = workflow.__doc__
+    return AsyncTask(app, body, name=name, layer=layer)
+
+
+def _takes(
+    body: Any, workflow: Workflow[..., Any], parameters: Iterable[inspect.Parameter], annotations: Mapping[str, Any]
+) -> None:
+    """Have a body take these after its context, whose name is none of the workflow's parameters."""
+    name = "ctx"
+    while name in inspect.signature(workflow.fn).parameters:
+        name = f"_{name}"
+    context = inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    body.__signature__ = inspect.Signature([context, *parameters])
+    body.__annotations__ = {name: JobContext, **annotations}

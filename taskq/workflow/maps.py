@@ -1,0 +1,126 @@
+"""Maps: a task, or a run of a workflow, for each item of a list that is known only at run time.
+
+A map is a node that stands for a child run; that run's plan has one node, which every item is run by.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from taskq.errors import PayloadError
+from taskq.workflow.fit import fits, shown
+from taskq.workflow.parts import bare
+from taskq.workflow.plan import FORMAT, Plan
+from taskq.workflow.symbols import Dep, Expr, Symbol, is_symbolic
+
+if TYPE_CHECKING:
+    from taskq.tasks import Task
+    from taskq.workflow.definition import Workflow
+    from taskq.workflow.wiring import Wiring
+
+__all__ = ["Over", "item_of", "items_of", "plan_of_map"]
+
+MOST_ITEMS: Final = 100_000
+MOST_UNDONE: Final = 10_000
+"""Items of a map whose children are compensated: all of that is promised in one transaction."""
+MOST_AT_ONCE: Final = 10_000
+AT_ONCE: Final = 1_000
+NODES_AT_ONCE: Final = 20_000
+"""Nodes of the child runs of one map that have jobs at a time, where nothing is declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Over:
+    """The bounds of a map, as declared; None for the default.
+
+    Attributes:
+        at_once: How many of its children have jobs at a time.
+        at_most: How many items its list may have.
+    """
+
+    at_once: int | None = None
+    at_most: int | None = None
+
+    def faults(self, where: str, undone: bool) -> list[str]:
+        """What is wrong with them."""
+        said: list[str] = []
+        bounds = (
+            ("at_once", self.at_once, MOST_AT_ONCE),
+            ("at_most", self.at_most, MOST_UNDONE if undone else MOST_ITEMS),
+        )
+        for name, value, most in bounds:
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
+                why = (
+                    ", since each child is compensated" if undone and most == MOST_UNDONE and name == "at_most" else ""
+                )
+                said.append(f"{where}: {name} is {value!r}; give a number from 1 to {most}{why}")
+        return said
+
+    def spec(self, item: str, undone: bool, size: int) -> dict[str, Any]:
+        """The bounds as a plan has them, for children of so many nodes each."""
+        usual = max(1, min(AT_ONCE, NODES_AT_ONCE // size))
+        most = (MOST_UNDONE if undone else MOST_ITEMS) if self.at_most is None else self.at_most
+        return {"item": item, "most": most, "at_once": usual if self.at_once is None else self.at_once}
+
+
+def item_of(runs: Task[..., Any] | Workflow[..., Any]) -> str | None:
+    """The parameter that takes an item: the first one; None where there is none that may be given by its place."""
+    for p in list(inspect.signature(runs.fn).parameters.values())[runs.takes_context :]:
+        return p.name if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY) else None
+    return None
+
+
+def items_of(
+    wiring: Wiring, runs: Task[..., Any] | Workflow[..., Any], item: str, value: object, deps: list[Dep], where: str
+) -> Expr:
+    """The expression of the list that is mapped over; null, with a fault, where there is none."""
+    takes = runs.codec.declared(item)
+    said = f"{where}: map() goes over a list of {shown(takes)}"
+    try:
+        if isinstance(value, Symbol):
+            declared = bare(value._declared)
+            if declared in (str, bytes) or not fits(declared, Sequence[takes]):  # type: ignore[valid-type]
+                wiring.faults.append(f"{said}, and {value._of} is {shown(value._declared)}")
+        elif not isinstance(value, (list, tuple)):
+            wiring.faults.append(f"{said}, and was given {value!r}")
+            return {"value": []}
+        elif is_symbolic(value):
+            wiring.compare(value, list[takes], f"{where}: map() goes over")  # type: ignore[valid-type]
+        else:
+            return {"value": [json.loads(runs.codec.encode_argument(item, each)) for each in value]}
+        return wiring.expression(value, deps, item)
+    except PayloadError as exc:
+        wiring.faults.append(f"{where}: {exc}")
+        return {"value": []}
+
+
+def plan_of_map(
+    name: str, job: dict[str, Any], child: str | None, args: Sequence[str], over: dict[str, Any], **more: Any
+) -> Plan:
+    """The plan of the child run that a map is.
+
+    Args:
+        name: What its one node is called, which items are told apart by number of.
+        job: How the job of each item is enqueued.
+        child: The plan of the child run that each item is, if it is one.
+        args: The parameters of the task, or workflow; the run has each as an argument.
+        over: ``Over.spec``.
+        **more: ``workflow``, ``on_failure`` and ``receipts`` of the plan; ``policies`` and ``children`` that it needs.
+    """
+    policies, children = more.pop("policies"), more.pop("children")
+    node: dict[str, Any] = {"name": name, "job": job, "args": {arg: {"input": arg, "path": []} for arg in args}}
+    spec = {
+        "format": FORMAT,
+        "parameters": list(args),
+        "nodes": [node | ({"child": child} if child else {})],
+        "edges": [],
+        "result": {"value": None},
+        "effects": [],
+        "map": over,
+        **more,
+    }
+    return Plan.from_spec(spec, policies, {child: children[child]} if child else {})

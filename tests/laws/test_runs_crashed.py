@@ -1,0 +1,376 @@
+"""Every transition of a run with its backend killed at each write: nothing is left, and done again it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import psycopg
+import pytest
+from maps_kit import MAP, plan_of
+from psycopg.types.json import Jsonb
+from runs_kit import edge, finish, info, node, result_of, start, store, take, tree, worker_for
+from sql import claim, dump, one, rows, violations
+
+Conn = psycopg.Connection[Any]
+TABLES = ("runs", "nodes", "receipts", "jobs", "history", "ledger", "effect_intents", "ordering_keys", "audit")
+MOST = 200
+"""More writes than any transition here makes."""
+
+# The backend ends itself when the countdown of its session has run out: really killed, in the middle of the transition.
+COUNTDOWN = """
+create function public.count_down() returns trigger language plpgsql as $$
+declare
+  v_left integer := coalesce(nullif(current_setting('crash.left', true), '')::integer, -1);
+begin
+  if v_left = 0 then
+    perform pg_terminate_backend(pg_backend_pid());
+    perform pg_sleep(10);
+  elsif v_left > 0 then
+    perform set_config('crash.left', (v_left - 1)::text, false);
+  end if;
+  return null;
+end $$
+"""
+
+EFFECT = {
+    "name": "undo",
+    "on": ["failed", "cancelled", "succeeded"],
+    "task": "undo",
+    "queue": "q",
+    "priority": 5,
+    "max_attempts": 1,
+    "effect_class": "idempotent",
+    "policy_id": "p",
+    "payload": {"n": {"of": "result"}},
+}
+
+
+def plan(conn: Conn) -> str:
+    """Two that meet in a branch, with effects and compensations all the way."""
+    nodes = [
+        node("a", compensate=EFFECT),
+        node("b", compensate=EFFECT),
+        node("join", {"a": result_of(0), "b": result_of(1)}),
+        node("yes", {"x": result_of(2)}),
+        node("no"),
+        node("last", {"y": {"outcome": 3}}),
+    ]
+    edges = [
+        edge(0, 2),
+        edge(1, 2),
+        edge(2, 3),
+        edge(2, 3, when={"path": ["ok"], "equals": True}),
+        edge(2, 4, when={"path": ["ok"], "equals": False}),
+        edge(3, 5, "collect"),
+    ]
+    return store(conn, nodes, edges, effects=[{**EFFECT, "name": "tell"}])
+
+
+def admitted(conn: Conn) -> dict[str, Any]:
+    return {"plan": plan(conn), "worker": worker_for(conn)}
+
+
+def begun(conn: Conn) -> dict[str, Any]:
+    made = admitted(conn)
+    made["run"] = start(conn, made["plan"], {"n": 1})
+    made["claims"] = take(conn, made["worker"], "a", "b")
+    return made
+
+
+def one_ended(conn: Conn) -> dict[str, Any]:
+    made = begun(conn)
+    finish(conn, made["worker"], made["claims"]["a"], result=1)
+    return made
+
+
+def joined(conn: Conn) -> dict[str, Any]:
+    made = one_ended(conn)
+    finish(conn, made["worker"], made["claims"]["b"], result=2)
+    made["claims"] |= take(conn, made["worker"], "join")
+    return made
+
+
+def stopped(conn: Conn) -> dict[str, Any]:
+    """Failed, with what its end promised cancelled, so that it may be reopened."""
+    made = joined(conn)
+    finish(conn, made["worker"], made["claims"]["join"], "failed")
+    for effect in rows(conn, "select job_id from taskq.effects order by id desc"):
+        one(conn, "select taskq.cancel(%s)", effect["job_id"])
+    return made
+
+
+def some_due(conn: Conn) -> dict[str, Any]:
+    """More became ready than one transaction gives jobs: one, here."""
+    conn.execute(
+        "create or replace function taskq.ready_at_once(p_run taskq.runs) returns integer language sql immutable"
+        " as 'select 1'"
+    )
+    made = admitted(conn)
+    made["run"] = start(conn, made["plan"], {"n": 1})
+    return made
+
+
+def left_behind(conn: Conn) -> dict[str, Any]:
+    made = one_ended(conn)
+    conn.execute("alter table taskq.history disable trigger run_goes_on")
+    finish(conn, made["worker"], made["claims"]["b"], result=2)
+    conn.execute("alter table taskq.history enable trigger run_goes_on")
+    return made
+
+
+def with_child(conn: Conn) -> dict[str, Any]:
+    """A node before a child run of two, one beside it, and one behind it, with effects and compensations."""
+    nodes = [node("x", compensate=EFFECT), node("y", {"got": result_of(0)})]
+    told = [{**EFFECT, "name": "told"}]
+    inner = store(conn, nodes, [edge(0, 1)], workflow="inner", effects=told, result=result_of(1))
+    kid = node("kid", {"n": result_of(0)}, task="inner:await", child=inner, compensate=EFFECT)
+    nodes = [node("a"), kid, node("b", {"got": result_of(1)}), node("beside")]
+    made = {
+        "plan": store(conn, nodes, [edge(0, 1), edge(1, 2)], workflow="outer", effects=told),
+        "worker": worker_for(conn),
+    }
+    made["run"] = start(conn, made["plan"], {"n": 1})
+    made["claims"] = take(conn, made["worker"], "a", "beside")
+    return made
+
+
+def child_started(conn: Conn) -> dict[str, Any]:
+    made = with_child(conn)
+    finish(conn, made["worker"], made["claims"]["a"], result=1)
+    made["claims"] |= take(conn, made["worker"], "x")
+    return made
+
+
+def child_at_its_last(conn: Conn) -> dict[str, Any]:
+    made = child_started(conn)
+    finish(conn, made["worker"], made["claims"]["x"], result=2)
+    made["claims"] |= take(conn, made["worker"], "y")
+    return made
+
+
+def child_ended(conn: Conn) -> dict[str, Any]:
+    made = child_at_its_last(conn)
+    finish(conn, made["worker"], made["claims"]["y"], result=3)
+    made["claims"] |= take(conn, made["worker"], "inner:await")
+    return made
+
+
+def child_waits(conn: Conn) -> dict[str, Any]:
+    """Nothing of the child has been claimed."""
+    made = with_child(conn)
+    finish(conn, made["worker"], made["claims"]["a"], result=1)
+    return made
+
+
+def child_failed(conn: Conn) -> dict[str, Any]:
+    """And its parent by that; what their ends promised is cancelled, so that they may be reopened."""
+    made = child_started(conn)
+    finish(conn, made["worker"], made["claims"]["x"], "failed")
+    finish(conn, made["worker"], take(conn, made["worker"], "inner:await")["inner:await"], "failed")
+    finish(conn, made["worker"], made["claims"]["beside"], result=0)
+    for effect in rows(conn, "select job_id from taskq.effects order by id desc"):
+        one(conn, "select taskq.cancel(%s)", effect["job_id"])
+    return made
+
+
+def child_left_behind(conn: Conn) -> dict[str, Any]:
+    made = child_ended(conn)
+    conn.execute("set session_replication_role = replica")
+    conn.execute(
+        "update taskq.jobs set status = 'held', held_reason = 'run', claimed_by = null, claimed_at = null,"
+        " claim_epoch = 0 where task = 'inner:await'"
+    )
+    conn.execute("set session_replication_role = origin")
+    return made
+
+
+def with_map(conn: Conn, **more: Any) -> dict[str, Any]:
+    """A node whose result is to be mapped over, two at a time, each of which is undone."""
+    made: dict[str, Any] = {"plan": plan_of(conn, at_once=2, compensate=EFFECT, **more), "worker": worker_for(conn)}
+    made["run"] = start(conn, made["plan"])
+    made["claims"] = take(conn, made["worker"], "first")
+    return made
+
+
+def map_begun(conn: Conn, items: int = 3) -> dict[str, Any]:
+    made = with_map(conn)
+    finish(conn, made["worker"], made["claims"]["first"], result=list(range(items)))
+    claims = claim(conn, made["worker"], 2, tasks=["each"])
+    made["claims"] |= {f"each[{ix}]": each for ix, each in enumerate(claims)}
+    return made
+
+
+def map_at_its_last(conn: Conn) -> dict[str, Any]:
+    made = map_begun(conn, 2)
+    finish(conn, made["worker"], made["claims"]["each[0]"], result=1)
+    return made
+
+
+def map_ended(conn: Conn) -> dict[str, Any]:
+    made = map_at_its_last(conn)
+    finish(conn, made["worker"], made["claims"]["each[1]"], result=2)
+    made["claims"] |= take(conn, made["worker"], MAP)
+    return made
+
+
+def map_failed(conn: Conn) -> dict[str, Any]:
+    """And its run by that; what undoes the child that succeeded is cancelled, so that they may be reopened."""
+    made = map_begun(conn)
+    finish(conn, made["worker"], made["claims"]["each[0]"], result=1)
+    finish(conn, made["worker"], made["claims"]["each[1]"], "failed")
+    finish(conn, made["worker"], take(conn, made["worker"], MAP)[MAP], "failed")
+    for effect in rows(conn, "select job_id from taskq.effects order by id desc"):
+        one(conn, "select taskq.cancel(%s)", effect["job_id"])
+    return made
+
+
+def map_due(conn: Conn) -> dict[str, Any]:
+    """One transaction makes fewer jobs than may be there at a time."""
+    made = with_map(conn)
+    conn.execute(
+        "create or replace function taskq.ready_at_once(p_run taskq.runs) returns integer language sql immutable"
+        " as 'select 1'"
+    )
+    finish(conn, made["worker"], made["claims"]["first"], result=[1, 2, 3])
+    return made
+
+
+def map_lost(conn: Conn) -> dict[str, Any]:
+    made = map_begun(conn)
+    conn.execute("delete from taskq.jobs where id = %s", (made["claims"]["each[1]"]["job_id"],))
+    return made
+
+
+def admit(conn: Conn, made: dict[str, Any]) -> None:
+    made["run"] = one(conn, "select run_id from taskq.start_run(%s, %s, 'key')", made["plan"], Jsonb({"n": 1}))
+
+
+def ends(task: str, outcome: str = "succeeded", result: object = None) -> Callable[[Conn, dict[str, Any]], None]:
+    def do(conn: Conn, made: dict[str, Any]) -> None:
+        finish(conn, made["worker"], made["claims"][task], outcome, result)
+
+    return do
+
+
+def cancels(conn: Conn, made: dict[str, Any]) -> None:
+    one(conn, "select taskq.cancel_run(%s)", made["run"])
+
+
+def heals(conn: Conn, made: dict[str, Any]) -> None:
+    rows(conn, "select * from taskq.heal_runs()")
+
+
+def carries_on(conn: Conn, made: dict[str, Any]) -> None:
+    rows(conn, "select * from taskq.carry_on_run()")
+
+
+def reopens(conn: Conn, made: dict[str, Any]) -> None:
+    one(conn, "select taskq.retry_run(%s)", made["run"])
+
+
+TRANSITIONS: dict[str, tuple[Callable[[Conn], dict[str, Any]], Callable[[Conn, dict[str, Any]], None], int]] = {
+    # Each with what comes before it, and the least number of writes that it must have been killed at.
+    "admit": (admitted, admit, 8),
+    "advance": (begun, ends("a", result=1), 5),
+    "join": (one_ended, ends("b", result=2), 7),
+    "branch": (joined, ends("join", result={"ok": True}), 8),
+    "the other arm": (joined, ends("join", result={"ok": False}), 8),
+    "fail, with effects": (joined, ends("join", "failed"), 12),
+    "cancel": (joined, cancels, 8),
+    "reopen": (stopped, reopens, 8),
+    "carry on": (some_due, carries_on, 4),
+    "heal": (left_behind, heals, 6),
+    "start a child": (with_child, ends("a", result=1), 9),
+    "end a child": (child_at_its_last, ends("y", result=3), 6),
+    "fail a child": (child_at_its_last, ends("y", "failed"), 8),
+    "go on behind a child": (child_ended, ends("inner:await", result=3), 5),
+    "cancel with a child that waits": (child_waits, cancels, 10),
+    "cancel with a child that runs": (child_started, cancels, 6),
+    "stop with a child": (child_waits, ends("beside", "failed"), 12),
+    "reopen with a child": (child_failed, reopens, 12),
+    "heal what waits for a child": (child_left_behind, heals, 2),
+    "start a map": (with_map, ends("first", result=[1, 2, 3]), 12),
+    "start an empty map": (with_map, ends("first", result=[]), 8),
+    "fail to start a map": (with_map, ends("first", result="no list"), 6),
+    "end an item": (map_begun, ends("each[0]", result=1), 6),
+    "end the last item": (map_at_its_last, ends("each[1]", result=2), 6),
+    "fail an item": (map_begun, ends("each[0]", "failed"), 8),
+    "go on behind a map": (map_ended, ends(MAP, result=2), 5),
+    "fail behind a map": (map_ended, ends(MAP, "failed"), 8),
+    "cancel with a map": (map_begun, cancels, 8),
+    "reopen with a map": (map_failed, reopens, 8),
+    "carry a map on": (map_due, carries_on, 4),
+    "heal a map": (map_lost, heals, 3),
+}
+
+
+def shape(conn: Conn, made: dict[str, Any]) -> Any:
+    """What a transition has led to, without ids and instants."""
+    effects = rows(conn, "select name, status, settled from taskq.effects order by name, status")
+    receipts = rows(
+        conn,
+        "select r.workflow, c.kind, c.node, c.n, c.status from taskq.receipts c join taskq.runs r on r.id = c.run_id"
+        " order by r.workflow, c.run_id, c.sequence",
+    )
+    children = rows(
+        conn,
+        "select workflow, status, generation, input, items, wanted, written, active from taskq.runs"
+        " order by depth, workflow",
+    )
+    jobs = rows(conn, "select task, status, payload from taskq.jobs order by task, payload")
+    nodes = rows(
+        conn,
+        "select r.workflow, n.ix, n.status, n.due, n.item from taskq.nodes n join taskq.runs r on r.id = n.run_id"
+        " where r.items is not null order by r.workflow, n.ix",
+    )
+    return tree(conn, made["run"]), info(conn, made["run"])["status"], effects, receipts, jobs, children, nodes
+
+
+@pytest.mark.parametrize("name", TRANSITIONS)
+def test_a_transition_that_is_killed_at_any_write_leaves_nothing_and_can_be_done_again(dsn: str, name: str) -> None:
+    with psycopg.connect(dsn) as conn:
+        killed_at_each_write(conn, dsn, *TRANSITIONS[name])
+
+
+def killed_at_each_write(
+    conn: Conn,
+    dsn: str,
+    before: Callable[[Conn], dict[str, Any]],
+    transition: Callable[[Conn, dict[str, Any]], None],
+    least: int,
+) -> None:
+    made = before(conn)
+    conn.execute(COUNTDOWN)
+    for table in TABLES:
+        conn.execute(
+            f"create trigger crash_here after insert or update or delete on taskq.{table}"
+            " for each row execute function public.count_down()"
+        )
+    conn.commit()
+    untouched = dump(conn)
+    conn.commit()
+    killed = 0
+    for left in range(MOST):
+        with psycopg.connect(dsn) as doomed:
+            doomed.execute("select set_config('crash.left', %s, false)", (str(left),))
+            try:
+                transition(doomed, dict(made))
+            except psycopg.OperationalError:
+                killed += 1
+                assert doomed.closed
+            else:
+                doomed.rollback()
+                break
+        assert dump(conn) == untouched
+        conn.commit()
+    assert least <= killed < MOST
+    with conn.transaction(force_rollback=True):
+        transition(conn, made)
+        once = shape(conn, made)
+    transition(conn, made)
+    assert shape(conn, made) == once
+    assert violations(conn) == []
+    assert isinstance(made["run"], UUID)
+    assert tree(conn, made["run"])

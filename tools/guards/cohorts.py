@@ -1,0 +1,205 @@
+"""Guards of law 10: of a cohort no more jobs run at once than its limit lets, and nobody waits for a full one."""
+
+from __future__ import annotations
+
+from guards import Guard, guard, guards
+
+LIMITS = "test_cohorts.py::"
+RACES = "races/test_races_of_cohorts.py::"
+PLANS = "/test_plans_of_cohorts.py::"
+WORKERS = "/worker/test_limited_jobs.py::"
+BY_HAND = LIMITS + "test_the_database_refuses_a_claim_over_the_limit_whatever_it_says"
+STORM = RACES + "test_in_a_storm_of_sessions_never_more_run_than_the_limit_lets"
+
+COHORTS: tuple[Guard, ...] = (
+    guard(
+        "10",
+        "a claim over the limit is refused",
+        "cohorts",
+        "if v_running > v_limit or",
+        "if",
+        BY_HAND,
+    ),
+    guard(
+        "10",
+        "claims by hand wait for one another",
+        "cohorts",
+        "where l.name = new.cohort for update;",
+        "where l.name = new.cohort;",
+        RACES + "test_claims_by_hand_wait_for_one_another_and_the_second_is_refused",
+    ),
+    guard(
+        "10",
+        "a claim by hand above READ COMMITTED",
+        "cohorts",
+        " or current_setting('transaction_isolation') <> 'read committed' then\n    raise",
+        " then\n    raise",
+        RACES + "test_above_read_committed_no_job_of_a_cohort_is_claimed",
+    ),
+    guard(
+        "10",
+        "a claim above READ COMMITTED",
+        "cohorts",
+        "if current_setting('transaction_isolation') <> 'read committed' then\n    return '{}';",
+        "if false then\n    return '{}';",
+        RACES + "test_above_read_committed_no_job_of_a_cohort_is_claimed",
+    ),
+    guard(
+        "10",
+        "the claim's filter: plain lanes leave cohorts out",
+        "exchange",
+        "k.recoveries < 2 and k.cohort is null\n              and k.run_at",
+        "k.recoveries < 2\n              and k.run_at",
+        LIMITS + "test_no_more_run_than_the_limit_lets_and_the_rest_wait_unspent",
+    ),
+    guards(
+        "10",
+        "the claim's filter: as many as there are slots",
+        "cohorts",
+        (
+            ("   where i.nth <= i.free;", ";"),
+            ("limit least(o.free, p_free)) c", "limit p_free) c"),
+            (" and u.nth <= coalesce({{schema}}.cohort_free(u.cohort), p_free)", ""),
+        ),
+        LIMITS + "test_no_more_run_than_the_limit_lets_and_the_rest_wait_unspent",
+    ),
+    guards(
+        "10",
+        "a claim counts under the lock",
+        "cohorts",
+        (
+            ("where u.cohort = any(v_locked) and u.nth <= coalesce({{schema}}.cohort_free(u.cohort), p_free)", ""),
+            ("order by l.name for update skip locked", "order by l.name"),
+        ),
+        STORM,
+        RACES + "test_of_two_claims_at_once_one_has_the_slot_and_the_other_goes_on_without",
+    ),
+    guard(
+        "10",
+        "nobody waits for a cohort",
+        "cohorts",
+        "order by l.name for update skip locked",
+        "order by l.name for update",
+        RACES + "test_of_two_claims_at_once_one_has_the_slot_and_the_other_goes_on_without",
+    ),
+    guard(
+        "10",
+        "claim_suspect: the limit",
+        "exchange",
+        "exit when v_cohort is null or cardinality({{schema}}.open_cohorts(array[v_cohort])) > 0;",
+        "exit;",
+        LIMITS + "test_suspects_obey_the_limit_and_others_are_claimed_around_them",
+    ),
+    guard(
+        "10",
+        "no worker empties itself for a suspect without a slot",
+        "exchange",
+        "           and (j.cohort is null or {{schema}}.cohort_free(j.cohort) is distinct from 0)\n",
+        "",
+        LIMITS + "test_suspects_obey_the_limit_and_others_are_claimed_around_them",
+    ),
+    guard(
+        "10",
+        "only for bodies that can start",
+        "exchange",
+        "least(p_free, p_limit), v_level",
+        "p_limit, v_level",
+        LIMITS + "test_jobs_of_cohorts_are_claimed_only_for_bodies_that_can_start",
+    ),
+    guard(
+        "10",
+        "in the order of all jobs",
+        "cohorts",
+        "where r.cohort is not null and r.rank <= p_free;",
+        "where r.cohort is not null;",
+        LIMITS + "test_priority_counts_within_a_cohort_and_against_other_jobs",
+    ),
+    guard(
+        "10",
+        "claimed after the ends that made room",
+        "exchange",
+        "    -- Not before the ends that made room for them.\n    v_now := {{schema}}.now();\n",
+        "    v_now := v_now - interval '1 s';\n",
+        RACES + "test_one_exchange_gives_up_a_slot_and_takes_it_again_and_nobody_comes_between",
+    ),
+    guard(
+        "10",
+        "code never overwrites the operator's limit",
+        "cohorts",
+        "update {{schema}}.limits l set code_limit = publish_limits.code_limit, code_changed_at",
+        "update {{schema}}.limits l set code_limit = publish_limits.code_limit, operator_limit = null, code_changed_at",
+        LIMITS + "test_an_operators_limit_wins_and_code_does_not_overwrite_it",
+    ),
+    guard(
+        "10",
+        "the operator's limit wins",
+        "cohorts",
+        "coalesce(l.operator_limit, l.code_limit) into v_limit from {{schema}}.limits l where l.name = p_cohort;",
+        "coalesce(l.code_limit, l.operator_limit) into v_limit from {{schema}}.limits l where l.name = p_cohort;",
+        LIMITS + "test_a_lowered_limit_lets_what_runs_go_on_and_nobody_more",
+    ),
+    guard(
+        "10",
+        "limits are published in the order of their names",
+        "cohorts",
+        "as u(name, n) order by u.name loop",
+        "as u(name, n) loop",
+        RACES + "test_workers_that_publish_the_same_limits_in_another_order_do_not_deadlock",
+    ),
+    guard(
+        "10",
+        "a cohort has a row",
+        "cohorts",
+        "create trigger cohort_known before insert on {{schema}}.jobs for each row\n  when (new.cohort is not null)",
+        "create trigger cohort_known before insert on {{schema}}.jobs for each row\n  when (false)",
+        LIMITS + "test_a_limit_of_nobody_lets_nobody_run_and_none_lets_all",
+    ),
+    guard(
+        "10",
+        "the policy's cohort, whoever enqueues one",
+        "enqueue",
+        "coalesce(v_cohort, v_limited)",
+        "v_cohort",
+        LIMITS + "test_whoever_enqueues_the_cohort_of_the_policy_counts",
+    ),
+    guard(
+        "10",
+        "the policy's cohort, whoever enqueues many",
+        "enqueue",
+        "coalesce(x.cohort, p.cohort) as cohort",
+        "x.cohort",
+        LIMITS + "test_whoever_enqueues_the_cohort_of_the_policy_counts",
+    ),
+    guard(
+        "10",
+        "a reopened job keeps its cohort",
+        "operate",
+        "v_old.has_effects, v_old.ordering_key, v_old.cohort",
+        "v_old.has_effects, v_old.ordering_key, null",
+        LIMITS + "test_a_reopened_job_is_of_its_cohort_still",
+    ),
+    guard(
+        "10",
+        "more cohorts than a claim looks at take turns",
+        "cohorts",
+        "case when cardinality(v_names) = v_most then v_names[v_most] else '' end, false)",
+        "'', false)",
+        LIMITS + "test_more_cohorts_than_a_claim_looks_at_take_turns",
+    ),
+    guard(
+        "10",
+        "a slot that comes free wakes workers",
+        "cohorts",
+        "  perform {{schema}}.wake_cohort(old.cohort);",
+        "  perform from {{schema}}.limits where false;",
+        WORKERS + "test_a_slot_that_comes_free_wakes_a_worker_of_another_queue",
+    ),
+    guard(
+        "10",
+        "jobs of a full cohort stand apart",
+        "tables",
+        "where status = 'pending' and recoveries < 2 and cohort is null;",
+        "where status = 'pending' and recoveries < 2;",
+        PLANS + "test_the_jobs_of_a_full_cohort_do_not_raise_what_other_claims_read",
+    ),
+)
