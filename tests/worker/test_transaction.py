@@ -391,6 +391,8 @@ def lose_it(dsn: str, monkeypatch: pytest.MonkeyPatch, then: Callable[[], object
             gone = "select not exists (select from pg_stat_activity where pid = $1)"
             await aeventually(lambda: other.fetchval(gone, pid))
             await other.close()
+            # The word of it is on its way still, and must not be caught by what is done next.
+            await aeventually(self._connection.is_closed)
             then()
         await commit(self)
 
