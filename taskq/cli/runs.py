@@ -1,4 +1,4 @@
-"""``taskq runs list | show | tree | signal | cancel | retry``: runs of workflows, their nodes, what they wait for."""
+"""``taskq runs list | show | tree | wait | signal | cancel | retry``: runs of workflows, their nodes, and steering."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taskq.cli.options import DsnOption, JsonOption, LimitOption, ReasonOption, SchemaOption
+from taskq.cli.options import DsnOption, JsonOption, LimitOption, ReasonOption, SchemaOption, TimeoutOption
 from taskq.cli.trees import Place, forest, indented
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ IdArgument = Annotated[str, typer.Argument(help="The id of a run.", metavar="ID"
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Look at runs of workflows, signal, cancel and retry them.\n\n"
+    help="Look at runs of workflows, wait for them, signal, cancel and retry them.\n\n"
     "Exit codes: 0 done; 1 refused, or there is no such run; 2 usage or settings; 3 cannot connect.",
 )
 
@@ -304,6 +304,23 @@ def signal(
 
     check_json(payload, "JSON")
     return send(id_, name, payload, key, to="run", as_json=as_json, dsn=dsn, schema=schema)
+
+
+@app.command()
+def wait(
+    id_: IdArgument,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> int:
+    """Wait until a run has ended, and print its result as JSON.
+
+    Exit code 1 where it failed or was cancelled, or has not ended in time.
+    """
+    from taskq.cli.waits import until_ended
+
+    return until_ended(id_, timeout, of="run", as_json=as_json, dsn=dsn, schema=schema)
 
 
 @app.command()

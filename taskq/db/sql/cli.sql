@@ -162,6 +162,12 @@ select a.id::text as id, a.status, a.task, a.created_at from {{schema}}.all_jobs
    and (a.finished_at is null or a.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day')
  order by a.id limit $3::int;
 
+-- name: job_end
+-- Whether a job has ended, and how. It cannot end before its id was made, so older partitions of history are left out.
+select a.finished_at, a.status, a.result, a.error from {{schema}}.all_jobs a
+ where a.id = $1::text::uuid
+   and (a.finished_at is null or a.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day');
+
 -- name: job
 -- One job whole. A job cannot end before its id was made, so older partitions of history are left out.
 select a.id::text as id, a.status, a.held_reason, a.task, a.queue, a.priority, a.attempt, a.max_attempts, a.recoveries,
@@ -313,6 +319,10 @@ select r.id::text as id, r.workflow, r.run_key, r.status, r.plan_hash, coalesce(
   left join {{schema}}.runs o on o.id = r.parent_run left join {{schema}}.nodes n on n.id = r.parent_node
   left join {{schema}}.plan_nodes k on k.plan_hash = o.plan_hash and k.ix = n.ix * (o.items is null)::int
  where r.id = $1::text::uuid;
+
+-- name: run_end
+-- Whether a run has ended, and how.
+select r.finished_at, r.status, r.result, r.error from {{schema}}.runs r where r.id = $1::text::uuid;
 
 -- name: run_nodes
 -- The nodes of a run as they stand, in the order of its plan, from number $2 on, $3 at most; with how far each map is.
