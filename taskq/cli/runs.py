@@ -19,6 +19,8 @@ __all__ = ["app"]
 
 ALL = 1_000_000
 """More nodes than a run has."""
+MOST_PLACES = 100
+"""Where the view ``ready_nodes`` stops counting."""
 STATUSES = ("running", "paused", "recovering", "succeeded", "failed", "cancelled")
 IdArgument = Annotated[str, typer.Argument(help="The id of a run.", metavar="ID", show_default=False)]
 
@@ -429,6 +431,8 @@ def _about(node: dict[str, Any]) -> str | None:
         return f"waits for {', '.join(node['waits_for'] or ['nothing'])}"
     if node["status"] == "blocked":
         return f"blocked by {node['blocked_by']}"
+    if node["ready_for"] is not None:
+        return "; ".join(filter(None, (_child(node), _ready(node))))
     if node["status"] == "held":
         return _child(node) or f"held: {node['held_reason']}"
     if node["status"] == "unknown":
@@ -436,6 +440,17 @@ def _about(node: dict[str, Any]) -> str | None:
     if node["map"] is not None:
         return "; ".join(filter(None, (_said(node["error"]), _child(node))))
     return _said(node["error"]) or _child(node)
+
+
+def _ready(node: dict[str, Any]) -> str:
+    """What a node with a job waits for, and its place there."""
+    of, place = node["ready_of"], node["place"]
+    if node["ready_for"] == "paused":
+        return f"queue {of} is paused"
+    if node["ready_for"] == "time":
+        return f"not before {of}"
+    where = {"capacity": "for a worker of", "cohort": "for a slot of cohort"}
+    return f"{where[node['ready_for']]} {of}, place {place if place < MOST_PLACES else f'{place} or later'}"
 
 
 def _signal(signal: dict[str, Any]) -> dict[str, Any]:

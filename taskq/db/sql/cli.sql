@@ -332,8 +332,8 @@ select t.ix, t.name, t.task, t.status, t.held_reason, t.attempt, t.claim_epoch, 
          select pg_catalog.jsonb_build_object('items', m.items, 'at_once', m.at_once, 'waiting', m.waiting + m.unwritten, 'active', m.active,
              'succeeded', m.succeeded, 'failed', m.failed, 'cancelled', m.cancelled)
            from {{schema}}.map_progress m where m.run_id = t.run_id and m.ix = t.ix) end as map,
-       (select n.item from {{schema}}.nodes n where n.id = t.job_id) as item
-  from {{schema}}.run_tree t where t.run_id = $1::text::uuid and t.ix >= $2::int order by t.ix limit $3::int;
+       (select n.item from {{schema}}.nodes n where n.id = t.job_id) as item, w.waits_for as ready_for, w.of as ready_of, w.place
+  from {{schema}}.run_tree t left join {{schema}}.ready_nodes w on w.job_id = t.job_id and t.status = 'pending' where t.run_id = $1::text::uuid and t.ix >= $2::int order by t.ix limit $3::int;
 
 -- name: run_signals
 -- The signals that were sent to a run, in that order, and what became of each.
