@@ -15,7 +15,9 @@ create table {{schema}}.plans (
   child_size bigint not null check (child_size >= 0),
   begins bigint not null check (begins >= 1),
   map jsonb,
-  created_at timestamptz not null
+  loop jsonb,
+  created_at timestamptz not null,
+  check (map is null or loop is null)
 );
 create index plans_workflow on {{schema}}.plans (workflow, created_at);
 comment on table {{schema}}.plans is 'The frozen graphs of workflows. Immutable.';
@@ -32,6 +34,7 @@ comment on column {{schema}}.plans.size is 'How many nodes of it and of its chil
 comment on column {{schema}}.plans.child_size is 'How many nodes the largest of its child runs begins with; 0 where it has none.';
 comment on column {{schema}}.plans.begins is 'How many nodes are made when a run of it is admitted, with those of its child runs; a map begins with one.';
 comment on column {{schema}}.plans.map is 'Of a map, whose one node is run for each item of a list: item (the parameter that takes it), most (items) and at_once (items that have jobs at a time); null for others.';
+comment on column {{schema}}.plans.loop is 'Of a loop, whose one node is run round after round: item (the parameter that takes the state), most (rounds), path and ends (the part of a result that is looked at, and its values that end the loop), within (seconds; absent for no limit) and exhausted (fail, or give the last state); null for others.';
 comment on column {{schema}}.plans.created_at is 'When it was first stored.';
 
 create table {{schema}}.plan_nodes (
@@ -159,6 +162,7 @@ declare
   v_child_size bigint;
   v_begins bigint;
   v_map jsonb;
+  v_loop jsonb;
 begin
   if exists (select from {{schema}}.plans p where p.hash = v_hash) then
     return v_hash;
@@ -190,6 +194,14 @@ begin
        where jsonb_typeof(coalesce(v_plan -> 'map', 'null')) <> 'null'
          and not coalesce(jsonb_array_length(v_plan -> 'nodes') = 1 and v_plan #> '{nodes,0,args}' ? (v_plan #>> '{map,item}')
                and (v_plan #>> '{map,most}')::int between 1 and 100000 and (v_plan #>> '{map,at_once}')::int between 1 and 10000, false)
+      union all
+      select format('its loop is not valid: %s', left(v_plan ->> 'loop', 200))
+       where jsonb_typeof(coalesce(v_plan -> 'loop', 'null')) <> 'null'
+         and not coalesce(jsonb_typeof(coalesce(v_plan -> 'map', 'null')) = 'null' and jsonb_array_length(v_plan -> 'nodes') = 1
+               and v_plan #> '{nodes,0,args}' ? (v_plan #>> '{loop,item}') and (v_plan #>> '{loop,most}')::int between 1 and 10000
+               and jsonb_typeof(v_plan #> '{loop,path}') = 'array' and jsonb_array_length(v_plan #> '{loop,ends}') > 0
+               and coalesce((v_plan #>> '{loop,within}')::double precision between 0 and 3155760000, not v_plan -> 'loop' ? 'within')
+               and v_plan #>> '{loop,exhausted}' in ('fail', 'give'), false)
       union all
       select format('edge %s leads from %s to %s, and there are %s nodes', e.edge, e.edge ->> 'from', e.edge ->> 'to', jsonb_array_length(v_plan -> 'nodes'))
         from jsonb_array_elements(v_plan -> 'edges') e(edge)
@@ -224,6 +236,7 @@ begin
       hint = 'Plans are made by taskq from a workflow function, nodes before those that wait for them.';
   end if;
   v_map := nullif(v_plan -> 'map', 'null');
+  v_loop := nullif(v_plan -> 'loop', 'null');
   select coalesce(max(c.depth) + 1, 0), jsonb_array_length(v_plan -> 'nodes') + coalesce(sum(c.size), 0), coalesce(max(c.begins), 0),
          jsonb_array_length(v_plan -> 'nodes') + coalesce(sum(c.begins), 0) into v_depth, v_size, v_child_size, v_begins
     from jsonb_array_elements(v_plan -> 'nodes') n(node) join {{schema}}.plans c on c.hash = n.node ->> 'child';
@@ -236,9 +249,9 @@ begin
       hint = 'Wire fewer into one another, or declare a smaller at_once of its maps; a task can start() runs of their own.';
   end if;
   -- The same plan, stored by two at once: the second waits here and then finds it.
-  insert into {{schema}}.plans (hash, workflow, text, on_failure, receipts, result, effects, nodes, depth, size, child_size, begins, map, created_at)
+  insert into {{schema}}.plans (hash, workflow, text, on_failure, receipts, result, effects, nodes, depth, size, child_size, begins, map, loop, created_at)
     values (v_hash, v_plan ->> 'workflow', p_text, coalesce(v_plan ->> 'on_failure', 'cancel'), coalesce((v_plan ->> 'receipts')::int, 100),
-      coalesce(v_plan -> 'result', '{"value": null}'), coalesce(v_plan -> 'effects', '[]'), jsonb_array_length(v_plan -> 'nodes'), v_depth, v_size, v_child_size, v_begins, v_map, {{schema}}.now())
+      coalesce(v_plan -> 'result', '{"value": null}'), coalesce(v_plan -> 'effects', '[]'), jsonb_array_length(v_plan -> 'nodes'), v_depth, v_size, v_child_size, v_begins, v_map, v_loop, {{schema}}.now())
     on conflict do nothing;
   if not found then
     return v_hash;
