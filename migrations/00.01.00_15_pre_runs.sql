@@ -37,7 +37,7 @@ create table {{schema}}.runs (
   at_once integer check (at_once >= 1),
   counted_from timestamptz,
   held interval,
-  constraint runs_map_whole check (num_nulls(items, wanted, written, active, at_once) in (0, 5) and num_nulls(counted_from, held) in (0, 2) and (counted_from is null or items is not null)),
+  constraint runs_map_whole check (num_nulls(items, wanted, written, active, at_once) in (0, 5) and num_nulls(counted_from, held) in (0, 2) and (counted_from is null or wanted = written and at_once = 1)),
   constraint runs_status check (status in ('running', 'paused', 'recovering', 'succeeded', 'failed', 'cancelled')),
   constraint runs_child_whole check ((parent_run is null) = (parent_node is null) and (parent_run is null) = (depth = 0)),
   constraint runs_finished_whole check ((finished_at is null) = (status in ('running', 'paused', 'recovering')))

@@ -6,7 +6,10 @@ plan of the run that it stands for, and for each parameter of its task or workfl
 ``{"outcome": ix, "path": [...]}``, ``{"list": [...]}``, ``{"object": {...}}`` or
 ``{"case": {"on": ..., "arms": [...]}}``; of a node that is a map also ``{"results": ix, "path": [...]}``, and the same
 with ``outcomes`` and ``tally``. A map is a node whose ``child`` is a plan with ``map``: its one node is run for each
-item of the list in the argument ``item``, at most ``most``, and ``at_once`` at a time.
+item of the list in the argument ``item``, at most ``most``, and ``at_once`` at a time. A loop is one whose plan has
+``loop``: its one node is run round after round, at most ``most`` of them, begun ``within`` so many seconds; each takes
+in ``item`` what the one before gave, until the part of that at ``path`` is one of ``ends``; ``exhausted`` says whether
+it fails where that does not come (``fail``) or gives the last state (``give``).
 ``edges`` say what waits for what: with a policy for when the source fails, with ``when`` the value of its result for
 which the target runs, with ``merge`` that the target takes the value of a branch.
 """
@@ -109,6 +112,11 @@ class Plan:
     def map(self) -> Mapping[str, Any] | None:
         """Of the plan of a map: ``item``, ``most`` and ``at_once``."""
         return cast("Mapping[str, Any] | None", self.spec.get("map"))
+
+    @property
+    def loop(self) -> Mapping[str, Any] | None:
+        """Of the plan of a loop: ``item``, ``most``, ``path``, ``ends``, ``exhausted``, and it may have ``within``."""
+        return cast("Mapping[str, Any] | None", self.spec.get("loop"))
 
     def whole(self) -> Iterator[Plan]:
         """The plans that must be stored before a run of it starts, and itself last."""

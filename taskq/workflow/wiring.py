@@ -22,8 +22,9 @@ from taskq.errors import PayloadError, TaskQError, WiringError
 from taskq.policy import ExecutionPolicy, check_name
 from taskq.promises import lower, policies_of
 from taskq.tasks import Task
-from taskq.workflow.fit import arms_of, fits, misfit, shown, takes_of
-from taskq.workflow.maps import Over, item_of, items_of, plan_of_map
+from taskq.workflow.fit import arms_of, fits, misfit, shown, stands_in, takes_of
+from taskq.workflow.loops import Rounds
+from taskq.workflow.maps import Over, item_of, items_of, plan_of_each
 from taskq.workflow.nested import child_run
 from taskq.workflow.symbols import Dep, EdgePolicy, Expr, Symbol, is_symbolic
 
@@ -83,7 +84,8 @@ class _Node:
     compensate: dict[str, Any] | None
     child: str | None = None
     used: bool = False
-    over: Over | None = None
+    over: Over | Rounds | None = None
+    bounds: dict[str, Any] | None = None
     each: tuple[dict[str, Any], str | None] = ({}, None)
 
 
@@ -138,11 +140,12 @@ class Wiring:
         after: Iterable[object] = (),
         compensate: TerminalEffect | None = None,
         options: Using | None = None,
-        over: Over | None = None,
+        over: Over | Rounds | None = None,
     ) -> Symbol:
         """A node that runs a task, or is a run of a workflow; gives what stands for its result.
 
-        With ``over`` it is a map: it does so for each item of a list, its first argument.
+        With ``over`` it is a map, and does so for each item of a list, its first argument; or a loop, whose first
+        argument is what it starts from.
         """
         ix = len(self._nodes)
         name = self._name(runs.name, name)
@@ -151,7 +154,7 @@ class Wiring:
         self._nodes.append(node)
         returns = runs.codec.result_type
         symbol = Symbol(f"the result of {name}", {"node": ix, "path": []}, (Dep(ix),), returns, self)
-        if over is not None:
+        if isinstance(over, Over):
             symbol = Symbol(f"the results of {name}", {"results": ix, "path": []}, (Dep(ix),), list[returns], self)  # type: ignore[valid-type]
             self.faults += over.faults(where, compensate is not None)
         if runs._app is not self.app:
@@ -178,8 +181,12 @@ class Wiring:
             bound = {}
         deps: list[Dep] = []
         item = None if over is None else item_of(runs)
+        if isinstance(over, Rounds):
+            node.bounds = over.spec(self, runs, item, where)
         for parameter, value in bound.items():
-            take = items_of(self, runs, item, value, deps, where) if parameter == item else None
+            take = None
+            if isinstance(over, Over) and parameter == item:
+                take = items_of(self, runs, parameter, value, deps, where)
             node.args[parameter] = take or self._argument(runs, parameter, value, deps, where)
         for waited in after:
             if isinstance(waited, Symbol) and waited._deps:
@@ -357,11 +364,11 @@ class Wiring:
                 "a bool, a Literal or an Enum"
             )
         else:
-            for missing in [value for value in wanted if not _stands_in(value, arms)]:
+            for missing in [value for value in wanted if not stands_in(value, arms)]:
                 self.faults.append(
                     f"branch on {on._of}: there is no arm for {missing!r}; add one, lambda: None for nothing"
                 )
-            for unknown in [key for key in arms if not _stands_in(key, wanted)]:
+            for unknown in [key for key in arms if not stands_in(key, wanted)]:
                 self.faults.append(f"branch on {on._of}: the arm {unknown!r} is none of its values; take it out")
         ix, path = on._expr["node"], tuple(on._expr["path"])
         deps: list[Dep] = []
@@ -408,23 +415,27 @@ class Wiring:
         nodes: list[dict[str, Any]] = []
         for ix, node in enumerate(self._nodes):
             if node.over is not None and not self.faults:
-                self._child_of_map(ix, node, node.over)
+                self._child_of_each(ix, node, node.over)
             made: dict[str, Any] = {"name": node.name, "job": node.spec, "args": node.args}
             more = {"compensate": node.compensate, "child": node.child}
             nodes.append(made | {key: value for key, value in more.items() if value})
         edges: Sequence[dict[str, Any]] = [self._edges[key] for key in sorted(self._edges)]
         return nodes, list(edges), expr
 
-    def _child_of_map(self, ix: int, node: _Node, over: Over) -> None:
+    def _child_of_each(self, ix: int, node: _Node, over: Over | Rounds) -> None:
         collected = any(edge["from"] == ix and edge["policy"] == "collect" for edge in self._edges.values())
         job, child = node.each
         size = self.children[child].size if child else 1
-        plan = plan_of_map(
+        if isinstance(over, Over):
+            bounds = {"map": over.spec(cast(str, item_of(node.runs)), node.compensate is not None, size)}
+        else:
+            bounds = {"loop": cast("dict[str, Any]", node.bounds)}
+        plan = plan_of_each(
             node.name,
             job,
             child,
             list(node.args),
-            over.spec(cast(str, item_of(node.runs)), node.compensate is not None, size),
+            bounds,
             workflow=f"{self.workflow}:{node.name}"[:128],
             on_failure="finish" if collected else self.on_failure,
             receipts=self.receipts,
@@ -433,8 +444,3 @@ class Wiring:
         )
         node.child = plan.hash
         self.children[plan.hash] = plan
-
-
-def _stands_in(value: object, known: Iterable[object]) -> bool:
-    """Whether a value is among others; True is not 1, since JSON's true is not."""
-    return any(value == each and isinstance(value, bool) == isinstance(each, bool) for each in known)

@@ -180,7 +180,9 @@ def test_a_clock_that_steps_back_does_not_bring_back_time_that_was_up(conn: Conn
     """What ended the loop stands: its end finds no round open, whatever the clock says by then."""
     control_clock(conn)
     made = looped(conn, within=60)
-    word = one(conn, "select taskq.loop_exhausted(r, 'again', '{\"within\": 60}') from taskq.runs r where id = %s", made.loop)
+    word = one(
+        conn, "select taskq.loop_exhausted(r, 'again', '{\"within\": 60}') from taskq.runs r where id = %s", made.loop
+    )
     assert word["kind"] == "time"
 
 
@@ -225,7 +227,9 @@ def test_time_that_is_held_twice_at_once_counts_once(conn: Conn) -> None:
     """Of a round that is a run with nodes beside each other; one of them is cancelled while it waits."""
     control_clock(conn)
     stop_clock(conn)
-    inner = store(conn, [node(name) for name in ("a", "b", "c")], workflow="inner", parameters=["x", "k"], on_failure="finish")
+    inner = store(
+        conn, [node(name) for name in ("a", "b", "c")], workflow="inner", parameters=["x", "k"], on_failure="finish"
+    )
     made = looped(conn, child=inner, within=60)
     jobs = {name: UUID(str(row["job_id"])) for name, row in take(conn, made.worker, "a", "b", "c").items()}
     held(conn, made.worker, jobs["a"])
@@ -401,7 +405,9 @@ def test_each_round_that_succeeded_is_undone_the_last_first(conn: Conn) -> None:
     told(conn, made)
     [last] = rows(conn, "select id as job_id, claim_epoch from taskq.jobs where task = 'last'")
     finish(conn, made.worker, last, "failed")
-    found = rows(conn, "select n.ix from taskq.effect_intents i join taskq.nodes n on n.id = i.owner_job_id order by i.id")
+    found = rows(
+        conn, "select n.ix from taskq.effect_intents i join taskq.nodes n on n.id = i.owner_job_id order by i.id"
+    )
     assert [row["ix"] for row in found] == [1, 0]
     assert violations(conn) == []
     with pytest.raises(psycopg.Error, match="not settled, or compensations") as caught:
@@ -471,7 +477,13 @@ def test_loops_stand_in_loops(conn: Conn) -> None:
     bounds = {"item": "x", "most": 3, "path": ["word"], "ends": ["done"], "exhausted": "fail"}
     args = {"x": {"input": "x", "path": []}}
     more = store(conn, [node("more", args)], workflow="in:more", loop=bounds, parameters=["x"])
-    inner = store(conn, [node("in", args, task=LOOP, child=more)], workflow="in", parameters=["x"], result={"node": 0, "path": ["out"]})
+    inner = store(
+        conn,
+        [node("in", args, task=LOOP, child=more)],
+        workflow="in",
+        parameters=["x"],
+        result={"node": 0, "path": ["out"]},
+    )
     rounds = store(conn, [node("out", args, task="in:await", child=inner)], workflow="o", loop=bounds, parameters=["x"])
     run = start(conn, store(conn, [node("all", {"x": {"value": 1}}, task="o:await", child=rounds)], workflow="outer"))
     for last in ("again", "done"):
@@ -488,7 +500,10 @@ def test_several_loops_begin_at_once(conn: Conn) -> None:
     worker = worker_for(conn)
     bounds = {"item": "x", "most": 3, "path": [], "ends": [True], "exhausted": "fail"}
     inner = store(conn, [node("more", {"x": {"input": "x"}})], workflow="flow:more", loop=bounds, parameters=["x"])
-    run = start(conn, store(conn, [node(n, {"x": {"value": False}}, task=LOOP, child=inner) for n in "ab"], [edge(0, 1, "skip")][:0]))
+    run = start(
+        conn,
+        store(conn, [node(n, {"x": {"value": False}}, task=LOOP, child=inner) for n in "ab"], [edge(0, 1, "skip")][:0]),
+    )
     claims = one(conn, "select count(*) from taskq.jobs where task = 'more' and status = 'pending'")
     assert claims == 2
     assert loop_of is not None
