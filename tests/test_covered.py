@@ -39,6 +39,7 @@ def report(total: float, **percent: float) -> dict[str, Any]:
         "worker/unproven",
         "workflow/fit",
         "workflow/hidden",
+        "workflow/loops",
         "workflow/maps",
         "workflow/nested",
         "workflow/parts",

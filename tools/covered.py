@@ -39,6 +39,7 @@ DECIDING: Final = (
     "taskq/worker/unproven.py",
     "taskq/workflow/fit.py",
     "taskq/workflow/hidden.py",
+    "taskq/workflow/loops.py",
     "taskq/workflow/maps.py",
     "taskq/workflow/nested.py",
     "taskq/workflow/parts.py",
