@@ -37,6 +37,7 @@ def report(total: float, **percent: float) -> dict[str, Any]:
         "worker/safe_block",
         "worker/safe_settle",
         "worker/unproven",
+        "workflow/arms",
         "workflow/fit",
         "workflow/hidden",
         "workflow/loops",

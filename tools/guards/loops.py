@@ -1,4 +1,4 @@
-"""Guards of loops: when another round begins, what time counts, what is run again, and what verify finds."""
+"""Guards of loops and forks: when another round begins, what time counts, what is run again, and what verify finds."""
 
 from __future__ import annotations
 
@@ -17,6 +17,30 @@ def loops(what: str, old: str, new: str, test: str, file: str = "loops") -> Guar
 
 
 OF_LOOPS: tuple[Guard, ...] = (
+    guard(
+        "forks",
+        "an arm is taken whose value is in the list",
+        "runs",
+        "e(value) where e.value = p_arm -> 'has')\n",
+        "e(value))\n",
+        "test_forks.py::test_those_arms_run_whose_value_is_in_the_list",
+    ),
+    guard(
+        "forks",
+        "those that were not taken are left out",
+        "runs",
+        "               where {{schema}}.arm_taken(v_value, jsonb_build_object('has', a.arm -> 0))) t) end;\n",
+        "               ) t) end;\n",
+        "test_forks.py::test_those_arms_run_whose_value_is_in_the_list",
+    ),
+    guard(
+        "forks",
+        "those that have no value are left out",
+        "runs",
+        "coalesce(jsonb_object_agg(t.key, t.value) filter (where t.value is not null), '{}')",
+        "coalesce(jsonb_object_agg(t.key, t.value), '{}')",
+        "test_forks.py::test_an_arm_that_was_skipped_further_in_is_left_out",
+    ),
     loops(
         "one that is done ends",
         "    when {{schema}}.loop_done(v_loop, v_last.result) then 'done'\n",
