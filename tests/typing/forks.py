@@ -49,7 +49,9 @@ def right(order: int) -> None:
 
 @app.workflow
 def wrong(order: int) -> None:
-    tell.step(fork(ways.step(order), {Way.AIR: lambda: cost.step(order)}))  # E: arg-type
-    tell.step(fork(kinds.step(order), {"mail": lambda: send.step(order)}))  # E: arg-type
+    costs = fork(ways.step(order), {Way.AIR: lambda: cost.step(order)})
+    by_kind = fork(kinds.step(order), {"mail": lambda: send.step(order)})
+    tell.step(costs)  # E: arg-type
+    tell.step(by_kind)  # E: arg-type
     fork(order, {1: lambda: None})  # E: arg-type
-    fork(ways.step(order), {Way.AIR: send.step(order)})  # E: dict-item
+    fork(ways.step(order), {Way.AIR: send.step(order)})  # E: arg-type
