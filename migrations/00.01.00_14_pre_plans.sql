@@ -15,7 +15,9 @@ create table {{schema}}.plans (
   child_size bigint not null check (child_size >= 0),
   begins bigint not null check (begins >= 1),
   map jsonb,
-  created_at timestamptz not null
+  loop jsonb,
+  created_at timestamptz not null,
+  check (map is null or loop is null)
 );
 create index plans_workflow on {{schema}}.plans (workflow, created_at);
 comment on table {{schema}}.plans is 'The frozen graphs of workflows. Immutable.';
@@ -32,6 +34,7 @@ comment on column {{schema}}.plans.size is 'How many nodes of it and of its chil
 comment on column {{schema}}.plans.child_size is 'How many nodes the largest of its child runs begins with; 0 where it has none.';
 comment on column {{schema}}.plans.begins is 'How many nodes are made when a run of it is admitted, with those of its child runs; a map begins with one.';
 comment on column {{schema}}.plans.map is 'Of a map, whose one node is run for each item of a list: item (the parameter that takes it), most (items) and at_once (items that have jobs at a time); null for others.';
+comment on column {{schema}}.plans.loop is 'Of a loop, whose one node is run round after round: item (the parameter that takes the state), most (rounds), path and ends (the part of a result that is looked at, and its values that end the loop), within (seconds; absent for no limit) and exhausted (fail, or give the last state); null for others.';
 comment on column {{schema}}.plans.created_at is 'When it was first stored.';
 
 create table {{schema}}.plan_nodes (
@@ -77,7 +80,7 @@ comment on column {{schema}}.plan_edges.source is 'The node that is waited for.'
 comment on column {{schema}}.plan_edges.target is 'The node that waits.';
 comment on column {{schema}}.plan_edges.n is 'Tells edges between the same two nodes apart.';
 comment on column {{schema}}.plan_edges.policy is 'What becomes of the target when the source has failed: fail (it is blocked), collect (it runs) or skip (it is skipped).';
-comment on column {{schema}}.plan_edges.arm is 'The target runs only if the source''s result at path equals this: {"path": [...], "equals": ...}; null for no condition.';
+comment on column {{schema}}.plan_edges.arm is 'The target runs only if the source''s result at path equals this, or is a list with this in it: {"path": [...], "equals": ...} or {"path": [...], "has": ...}; null for no condition.';
 comment on column {{schema}}.plan_edges.merge is 'Whether the target takes the value of a branch, and runs although this source was skipped.';
 
 create trigger plans_immutable before update or delete on {{schema}}.plans for each row
@@ -122,7 +125,7 @@ begin
   if jsonb_typeof(p_expr) is distinct from 'object' then
     return format('%s is no expression', coalesce(left(p_expr::text, 100), 'nothing'));
   end if;
-  select k into v_kind from unnest(array['value', 'input', 'node', 'outcome', 'results', 'outcomes', 'tally', 'list', 'object', 'case']) k where p_expr ? k limit 1;
+  select k into v_kind from unnest(array['value', 'input', 'node', 'outcome', 'results', 'outcomes', 'tally', 'list', 'object', 'case', 'fork']) k where p_expr ? k limit 1;
   v_given := p_expr -> v_kind;
   if v_kind = 'value' then
     return null;
@@ -143,6 +146,11 @@ begin
       select f.fault from jsonb_array_elements(v_given -> 'arms') a cross join lateral (
         select case when jsonb_typeof(a.value) = 'array' then {{schema}}.expression_fault(a.value -> 1, p_nodes) else 'an arm is no pair' end as fault) f
        where f.fault is not null limit 1));
+  elsif v_kind = 'fork' and jsonb_typeof(v_given -> 'arms') = 'array' then
+    return coalesce({{schema}}.expression_fault(v_given -> 'on', p_nodes), (
+      select f.fault from jsonb_array_elements(v_given -> 'arms') a cross join lateral (
+        select case when jsonb_typeof(a.value) = 'array' and jsonb_typeof(a.value -> 1) = 'string' then {{schema}}.expression_fault(a.value -> 2, p_nodes) else 'an arm is no triple' end as fault) f
+       where f.fault is not null limit 1));
   end if;
   return format('%s is no expression that this version knows', left(p_expr::text, 100));
 end $$;
@@ -159,6 +167,7 @@ declare
   v_child_size bigint;
   v_begins bigint;
   v_map jsonb;
+  v_loop jsonb;
 begin
   if exists (select from {{schema}}.plans p where p.hash = v_hash) then
     return v_hash;
@@ -191,6 +200,14 @@ begin
          and not coalesce(jsonb_array_length(v_plan -> 'nodes') = 1 and v_plan #> '{nodes,0,args}' ? (v_plan #>> '{map,item}')
                and (v_plan #>> '{map,most}')::int between 1 and 100000 and (v_plan #>> '{map,at_once}')::int between 1 and 10000, false)
       union all
+      select format('its loop is not valid: %s', left(v_plan ->> 'loop', 200))
+       where jsonb_typeof(coalesce(v_plan -> 'loop', 'null')) <> 'null'
+         and not coalesce(jsonb_typeof(coalesce(v_plan -> 'map', 'null')) = 'null' and jsonb_array_length(v_plan -> 'nodes') = 1
+               and v_plan #> '{nodes,0,args}' ? (v_plan #>> '{loop,item}') and (v_plan #>> '{loop,most}')::int between 1 and 10000
+               and jsonb_typeof(v_plan #> '{loop,path}') = 'array' and jsonb_array_length(v_plan #> '{loop,ends}') > 0
+               and coalesce((v_plan #>> '{loop,within}')::double precision between 0 and 3155760000, not v_plan -> 'loop' ? 'within')
+               and v_plan #>> '{loop,exhausted}' in ('fail', 'give'), false)
+      union all
       select format('edge %s leads from %s to %s, and there are %s nodes', e.edge, e.edge ->> 'from', e.edge ->> 'to', jsonb_array_length(v_plan -> 'nodes'))
         from jsonb_array_elements(v_plan -> 'edges') e(edge)
        where not coalesce((e.edge ->> 'from')::int >= 0 and (e.edge ->> 'from')::int < (e.edge ->> 'to')::int
@@ -198,7 +215,7 @@ begin
       union all
       select format('the condition of edge %s is not valid', e.edge)
         from jsonb_array_elements(v_plan -> 'edges') e(edge)
-       where jsonb_typeof(coalesce(e.edge -> 'when', 'null')) <> 'null' and not coalesce(jsonb_typeof(e.edge -> 'when' -> 'path') = 'array' and e.edge -> 'when' ? 'equals', false)
+       where jsonb_typeof(coalesce(e.edge -> 'when', 'null')) <> 'null' and not coalesce(jsonb_typeof(e.edge -> 'when' -> 'path') = 'array' and num_nonnulls(e.edge #> '{when,equals}', e.edge #> '{when,has}') = 1, false)
       union all
       select format('it has %s edges, the limit is 100000', jsonb_array_length(v_plan -> 'edges')) where jsonb_array_length(v_plan -> 'edges') > 100000
       union all
@@ -224,6 +241,7 @@ begin
       hint = 'Plans are made by taskq from a workflow function, nodes before those that wait for them.';
   end if;
   v_map := nullif(v_plan -> 'map', 'null');
+  v_loop := nullif(v_plan -> 'loop', 'null');
   select coalesce(max(c.depth) + 1, 0), jsonb_array_length(v_plan -> 'nodes') + coalesce(sum(c.size), 0), coalesce(max(c.begins), 0),
          jsonb_array_length(v_plan -> 'nodes') + coalesce(sum(c.begins), 0) into v_depth, v_size, v_child_size, v_begins
     from jsonb_array_elements(v_plan -> 'nodes') n(node) join {{schema}}.plans c on c.hash = n.node ->> 'child';
@@ -236,9 +254,9 @@ begin
       hint = 'Wire fewer into one another, or declare a smaller at_once of its maps; a task can start() runs of their own.';
   end if;
   -- The same plan, stored by two at once: the second waits here and then finds it.
-  insert into {{schema}}.plans (hash, workflow, text, on_failure, receipts, result, effects, nodes, depth, size, child_size, begins, map, created_at)
+  insert into {{schema}}.plans (hash, workflow, text, on_failure, receipts, result, effects, nodes, depth, size, child_size, begins, map, loop, created_at)
     values (v_hash, v_plan ->> 'workflow', p_text, coalesce(v_plan ->> 'on_failure', 'cancel'), coalesce((v_plan ->> 'receipts')::int, 100),
-      coalesce(v_plan -> 'result', '{"value": null}'), coalesce(v_plan -> 'effects', '[]'), jsonb_array_length(v_plan -> 'nodes'), v_depth, v_size, v_child_size, v_begins, v_map, {{schema}}.now())
+      coalesce(v_plan -> 'result', '{"value": null}'), coalesce(v_plan -> 'effects', '[]'), jsonb_array_length(v_plan -> 'nodes'), v_depth, v_size, v_child_size, v_begins, v_map, v_loop, {{schema}}.now())
     on conflict do nothing;
   if not found then
     return v_hash;

@@ -35,7 +35,9 @@ create table {{schema}}.runs (
   written integer check (written between 0 and wanted),
   active integer check (active >= 0),
   at_once integer check (at_once >= 1),
-  constraint runs_map_whole check (num_nulls(items, wanted, written, active, at_once) in (0, 5)),
+  counted_from timestamptz,
+  held interval,
+  constraint runs_map_whole check (num_nulls(items, wanted, written, active, at_once) in (0, 5) and num_nulls(counted_from, held) in (0, 2) and (counted_from is null or wanted = written and at_once = 1)),
   constraint runs_status check (status in ('running', 'paused', 'recovering', 'succeeded', 'failed', 'cancelled')),
   constraint runs_child_whole check ((parent_run is null) = (parent_node is null) and (parent_run is null) = (depth = 0)),
   constraint runs_finished_whole check ((finished_at is null) = (status in ('running', 'paused', 'recovering')))
@@ -74,11 +76,13 @@ comment on column {{schema}}.runs.parent_run is 'The run that it is a part of; n
 comment on column {{schema}}.runs.parent_node is 'The node of that run which it stands for, and so the job that waits for it.';
 comment on column {{schema}}.runs.depth is 'How many runs it is below: 0 for one that was started by itself.';
 comment on column {{schema}}.runs.effect_depth is 'How long the chain of effects was that led to it; 0 where none did.';
-comment on column {{schema}}.runs.items is 'Of a map: how many items it was given; null for other runs.';
-comment on column {{schema}}.runs.wanted is 'Of a map: how many of the items are to be run: all, but where it was stopped those that have nodes.';
-comment on column {{schema}}.runs.written is 'Of a map: how many of its items have nodes, the first ones.';
-comment on column {{schema}}.runs.active is 'Of a map: how many of its nodes are ready, so have jobs.';
-comment on column {{schema}}.runs.at_once is 'Of a map: how many of its nodes have jobs at a time, at most.';
+comment on column {{schema}}.runs.items is 'Of a map: how many items it was given; of a loop: how many rounds it may have; null for other runs.';
+comment on column {{schema}}.runs.wanted is 'Of a map: how many of the items are to be run: all, but where it was stopped those that have nodes; of a loop: how many rounds have begun.';
+comment on column {{schema}}.runs.written is 'Of a map: how many of its items have nodes, the first ones; of a loop: how many rounds have.';
+comment on column {{schema}}.runs.active is 'Of a map, or a loop: how many of its nodes are ready, so have jobs.';
+comment on column {{schema}}.runs.at_once is 'Of a map: how many of its nodes have jobs at a time, at most; of a loop 1.';
+comment on column {{schema}}.runs.counted_from is 'Of a loop: from when on its time counts: its start, or when it was reopened; null for other runs.';
+comment on column {{schema}}.runs.held is 'Of a loop: how much of its time does not count, since rounds before the last were held for a signal; null for other runs.';
 
 create table {{schema}}.nodes (
   id uuid primary key,
@@ -108,14 +112,14 @@ comment on column {{schema}}.nodes.run_id is 'The run.';
 comment on column {{schema}}.nodes.ready_at is 'When it got its job.';
 comment on column {{schema}}.nodes.finished_at is 'When it ended, or was blocked, skipped or cancelled.';
 comment on column {{schema}}.nodes.claim_epoch is 'The epoch of its job at the end.';
-comment on column {{schema}}.nodes.ix is 'Its number in the plan; of a map, whose plan has one node, the number of its item.';
+comment on column {{schema}}.nodes.ix is 'Its number in the plan; of a map, or a loop, whose plan has one node, the number of its item, or round.';
 comment on column {{schema}}.nodes.unmet is 'How many of its edges wait for their source: a cache of what the edges say.';
 comment on column {{schema}}.nodes.blocked_by is 'The node whose failure blocks it, by number.';
 comment on column {{schema}}.nodes.due is 'Whether it waits for nothing but its job, which a transaction to come makes: see ready_at_once; of a map, for its turn, too.';
 comment on column {{schema}}.nodes.status is 'waiting, ready, blocked, skipped, succeeded, failed or cancelled.';
 comment on column {{schema}}.nodes.result is 'What its body returned.';
 comment on column {{schema}}.nodes.error is 'Why it failed or was cancelled.';
-comment on column {{schema}}.nodes.item is 'Of a map: the item that it is run for; its number is that of the item in the list.';
+comment on column {{schema}}.nodes.item is 'Of a map: the item that it is run for; its number is that of the item in the list. Of a loop: the state that the round was given.';
 
 create table {{schema}}.receipts (
   run_id uuid not null,
@@ -153,7 +157,7 @@ create function {{schema}}.node_name(p_items integer, p_name text, p_ix integer)
   language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
   select case when p_items is null then p_name else p_name || '[' || p_ix || ']' end
 $$;
-comment on function {{schema}}.node_name(integer, text, integer) is 'What a node is called: of a map (p_items is not null) the map''s name with the number of the item.';
+comment on function {{schema}}.node_name(integer, text, integer) is 'What a node is called: of a map, or a loop (p_items is not null), its name with the number of the item, or round.';
 
 -- What one statement has ended of a run.
 create index history_run on {{schema}}.history (run_id, finished_at) where run_id is not null;
@@ -286,6 +290,15 @@ create function {{schema}}.receipt(p_run uuid, p_kind text, p_node integer defau
 $$;
 comment on function {{schema}}.receipt(uuid, text, integer, bigint, integer, text) is 'Gives a run''s transition the next number and a receipt. The caller holds the root lock.';
 
+create function {{schema}}.arm_taken(p_result jsonb, p_arm jsonb) returns boolean
+  language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
+  select case when p_arm ? 'has' then jsonb_typeof(v.value) = 'array' and exists (
+      select from jsonb_array_elements(case jsonb_typeof(v.value) when 'array' then v.value else '[]' end) e(value) where e.value = p_arm -> 'has')
+    else v.value = p_arm -> 'equals' end
+    from (select coalesce(p_result #> array(select jsonb_array_elements_text(coalesce(p_arm -> 'path', '[]'))), 'null') as value) v
+$$;
+comment on function {{schema}}.arm_taken(jsonb, jsonb) is 'Whether the result of a node meets the condition of an edge from it (plan_edges.arm).';
+
 -- The value of an expression of a plan; null (not the JSON null) where it takes the result of a node that has none.
 create function {{schema}}.evaluate(p_run uuid, p_expr jsonb) returns jsonb
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -328,6 +341,14 @@ begin
     v_value := {{schema}}.evaluate(p_run, p_expr #> '{case,on}');
     return (select {{schema}}.evaluate(p_run, a.arm -> 1) from jsonb_array_elements(p_expr #> '{case,arms}') a(arm) where a.arm -> 0 = v_value limit 1);
   end if;
+  if p_expr ? 'fork' then
+    v_value := {{schema}}.evaluate(p_run, p_expr #> '{fork,on}');
+    -- An arm that was taken and has no value, since it was skipped further in, is left out as well.
+    return case when v_value is not null then (
+      select coalesce(jsonb_object_agg(t.key, t.value) filter (where t.value is not null), '{}')
+        from (select a.arm ->> 1 as key, {{schema}}.evaluate(p_run, a.arm -> 2) as value from jsonb_array_elements(p_expr #> '{fork,arms}') a(arm)
+               where {{schema}}.arm_taken(v_value, jsonb_build_object('has', a.arm -> 0))) t) end;
+  end if;
   raise exception using errcode = 'WF024', message = format('an expression of the plan is none that this version knows: %s', left(p_expr::text, 200)),
     hint = 'The plan was made by a newer version of taskq.';
 end $$;
@@ -346,8 +367,7 @@ declare
   v_seen record;
 begin
   select coalesce(bool_or(e.arm is not null and s.status in ('waiting', 'ready')), false) as arms_open,
-         coalesce(bool_or(e.arm is not null and (s.status = 'skipped' or s.status = 'succeeded' and
-           coalesce(s.result #> array(select jsonb_array_elements_text(coalesce(e.arm -> 'path', '[]'))), 'null') <> e.arm -> 'equals')), false) as not_taken,
+         coalesce(bool_or(e.arm is not null and (s.status = 'skipped' or s.status = 'succeeded' and not {{schema}}.arm_taken(s.result, e.arm))), false) as not_taken,
          coalesce(bool_or(s.status in ('failed', 'cancelled', 'blocked') and e.policy = 'fail'), false) as blocks,
          coalesce(bool_or(s.status in ('failed', 'cancelled', 'blocked') and e.policy = 'skip'
            or s.status = 'skipped' and not e.merge and e.policy <> 'collect'), false) as skips,
@@ -379,8 +399,8 @@ declare
   v_queues text[];
   v_size integer;
   v_each record;
-  v_item text := (select p.map ->> 'item' from {{schema}}.plans p where p.hash = p_run.plan_hash);
-  -- Every node of a map is the one of its plan.
+  v_item text := (select coalesce(p.map, p.loop) ->> 'item' from {{schema}}.plans p where p.hash = p_run.plan_hash);
+  -- Every node of a map, or a loop, is the one of its plan.
   v_of_plan integer := (v_item is null)::integer;
   v_hint text;
 begin
@@ -474,6 +494,7 @@ create function {{schema}}.begin_child(p_run {{schema}}.runs, p_node uuid, p_pla
 declare
   v_child {{schema}}.runs;
   v_map jsonb := (select p.map from {{schema}}.plans p where p.hash = p_plan);
+  v_loop jsonb := (select p.loop from {{schema}}.plans p where p.hash = p_plan);
 begin
   if v_map is not null then
     perform {{schema}}.check_items(p_input -> (v_map ->> 'item'), v_map);
@@ -481,6 +502,8 @@ begin
   select * into v_child from {{schema}}.runs c where c.parent_node = p_node;
   if not found and v_map is not null then
     perform {{schema}}.admit_map(p_run, p_node, p_plan, v_map, p_input, p_go_on);
+  elsif not found and v_loop is not null then
+    perform {{schema}}.admit_loop(p_run, p_node, p_plan, v_loop, p_input);
   elsif not found then
     perform {{schema}}.admit_run(p_plan, p_input, null, p_run.meta, null, p_run, p_node);
   elsif v_child.finished_at is not null and v_child.status <> 'succeeded' and p_again then
@@ -554,7 +577,9 @@ declare
   v_ns integer[] := '{}';
   v_statuses text[] := '{}';
 begin
-  if p_run.items is not null then
+  if p_run.counted_from is not null then
+    return {{schema}}.advance_loop(p_run.id, p_front, p_epochs, p_statuses, p_closed, p_failed);
+  elsif p_run.items is not null then
     return {{schema}}.advance_map(p_run.id, p_front, p_epochs, p_statuses, p_closed, p_failed);
   end if;
   loop

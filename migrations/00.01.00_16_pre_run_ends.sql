@@ -186,16 +186,25 @@ declare
   v_run {{schema}}.runs;
   v_plan {{schema}}.plans;
   v_status text;
+  v_word text;
   v_result jsonb;
   v_error jsonb;
   v_node record;
 begin
   select * into v_run from {{schema}}.runs r where r.id = p_run;
   select * into v_plan from {{schema}}.plans p where p.hash = v_run.plan_hash;
+  v_word := case when v_run.counted_from is not null then {{schema}}.loop_word(v_run) end;
   v_status := case
-    when v_run.cancel_requested_at is not null and (v_run.wanted < v_run.items or exists (select from {{schema}}.nodes n where n.run_id = p_run and n.status = 'cancelled')) then 'cancelled'
+    when v_run.cancel_requested_at is not null and (v_run.wanted < v_run.items and v_word is distinct from 'done' or exists (select from {{schema}}.nodes n where n.run_id = p_run and n.status = 'cancelled')) then 'cancelled'
     when {{schema}}.has_unhandled(v_run) then 'failed' else 'succeeded' end;
-  if v_status = 'succeeded' then
+  if v_status = 'succeeded' and v_run.counted_from is not null then
+    v_result := (select n.result from {{schema}}.nodes n where n.run_id = p_run and n.ix = v_run.written - 1);
+    if v_word <> 'done' and v_plan."loop" ->> 'exhausted' = 'fail' then
+      v_status := 'failed';
+      v_error := {{schema}}.loop_exhausted(v_run, v_word, v_plan."loop");
+      v_result := null;
+    end if;
+  elsif v_status = 'succeeded' then
     begin
       -- Of a map how many there are: who takes their results takes them from their nodes.
       v_result := coalesce(to_jsonb(v_run.items), {{schema}}.evaluate(p_run, v_plan.result), 'null');
@@ -539,7 +548,7 @@ begin
       run_epoch = r.run_epoch + 1, generation = r.generation + 1 where r.id = run_id returning * into v_run;
   perform {{schema}}.receipt(run_id, 'reopened');
   if v_run.items is not null then
-    v_reopened := {{schema}}.reopen_map(v_run, p_input);
+    v_reopened := case when v_run.counted_from is null then {{schema}}.reopen_map(v_run, p_input) else {{schema}}.reopen_loop(v_run, p_input) end;
     perform {{schema}}.note('retry_run', run_id::text, actor, reason, jsonb_build_object('reopened', v_reopened, 'generation', v_run.generation));
     return 'reopened';
   end if;

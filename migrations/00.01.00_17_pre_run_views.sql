@@ -221,6 +221,7 @@ begin
         from unnest(v_runs) with ordinality x(id, place) join {{schema}}.runs r on r.id = x.id) u
      where u.place = 1 or u.nodes <= 100000);
   delete from {{schema}}.receipts c where c.run_id = any(v_runs);
+  delete from {{schema}}.loop_holds h where h.run_id = any(v_runs);
   delete from {{schema}}.nodes n where n.run_id = any(v_runs);
   delete from {{schema}}.runs r where r.id = any(v_runs);
   get diagnostics v_n = row_count;
@@ -237,11 +238,11 @@ begin
       select * from {{schema}}.runs r where r.finished_at is null or scope = 'all' or scope = 'since' and r.finished_at >= since),
     n as materialized (
       select r.id as run_id, r.status as run_status, r.finished_at as run_finished_at, r.open_nodes, r.sequence, r.receipts, r.plan_hash, r.generation,
-             r.items, r.wanted, r.written, r.active, count(n.id) filter (where n.status = 'ready') as ready, count(n.id) filter (where n.ix >= r.written or n.item is null) as strange,
+             r.items, r.wanted, r.written, r.active, r.counted_from, count(n.id) filter (where n.status = 'ready') as ready, count(n.id) filter (where n.ix >= r.written or n.item is null) as strange,
              count(n.id) filter (where n.due) as due,
              count(n.id) as nodes, count(n.id) filter (where n.status in ('waiting', 'ready')) + coalesce(r.wanted - r.written, 0) as open
         from r left join {{schema}}.nodes n on n.run_id = r.id
-       group by r.id, r.status, r.finished_at, r.open_nodes, r.sequence, r.receipts, r.plan_hash, r.generation, r.items, r.wanted, r.written, r.active),
+       group by r.id, r.status, r.finished_at, r.open_nodes, r.sequence, r.receipts, r.plan_hash, r.generation, r.items, r.wanted, r.written, r.active, r.counted_from),
     c as materialized (
       select n.run_id, count(c.sequence) as have, min(c.sequence) as low, max(c.sequence) as high, min(c.at) filter (where c.sequence = 1) as first_at,
              bool_or(c.sequence = 1 and c.kind <> 'admitted') as wrong_first
@@ -252,8 +253,10 @@ begin
         (9, 'run_plan_missing', p.hash is null, n.plan_hash),
         (9, 'run_plan_differs', p.hash <> {{schema}}.plan_hash(p.text), n.plan_hash),
         (9, 'run_nodes_differ', n.items is null and n.nodes <> p.nodes, format('%s nodes, the plan has %s', n.nodes, p.nodes)),
-        (9, 'map_differs', (n.items is null) <> (p.map is null), format('%s, and its plan is %s', case when n.items is null then 'it has no items' else 'it has items' end,
+        (9, 'map_differs', n.counted_from is null and p.loop is null and (n.items is null) <> (p.map is null), format('%s, and its plan is %s', case when n.items is null then 'it has no items' else 'it has items' end,
           case when p.map is null then 'that of no map' else 'that of a map' end)),
+        (9, 'loop_differs', (n.counted_from is null) <> (p.loop is null), format('%s, and its plan is %s', case when n.counted_from is null then 'it counts no time' else 'it counts its time' end,
+          case when p.loop is null then 'that of no loop' else 'that of a loop' end)),
         (9, 'map_nodes_differ', n.items is not null and (n.nodes <> n.written or n.strange > 0),
           format('%s nodes, %s of them without an item of their own, and it counts %s', n.nodes, n.strange, n.written)),
         (9, 'map_active_differs', n.items is not null and n.active <> n.ready, format('%s active nodes by the run, %s by its nodes', n.active, n.ready)),
@@ -307,6 +310,21 @@ begin
   return query
     select 9, 'child_outlives_node', c.id, format('it runs, and node %s of run %s is %s', n.ix, n.run_id, n.status)
       from {{schema}}.runs c join {{schema}}.nodes n on n.id = c.parent_node where c.parent_run is not null and c.finished_at is null and n.status <> 'ready';
+  -- Each round was given what the one before it gave, once that had succeeded and was not the end.
+  return query
+    select 9, 'loop_round_differs', r.id, format('round %s was given another state than round %s gave', n.ix, b.ix)
+      from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id join {{schema}}.nodes b on b.run_id = r.id and b.ix = n.ix - 1
+     where r.counted_from is not null and (r.finished_at is null or scope = 'all' or scope = 'since' and r.finished_at >= since) and n.item is distinct from b.result;
+  return query
+    select 9, 'loop_round_out_of_turn', r.id, format('round %s is %s, and another followed', b.ix, case b.status when 'succeeded' then 'the end' else b.status end)
+      from {{schema}}.runs r join {{schema}}.plans p on p.hash = r.plan_hash join {{schema}}.nodes b on b.run_id = r.id and b.ix < r.written - 1
+     where r.counted_from is not null and (r.finished_at is null or scope = 'all' or scope = 'since' and r.finished_at >= since)
+       and (b.status <> 'succeeded' or {{schema}}.loop_done(p.loop, b.result));
+  return query
+    select 9, 'loop_result_differs', r.id, format('it has succeeded, and its last round %s', case when n.result is distinct from r.result then 'gave another state' else 'was not the end' end)
+      from {{schema}}.runs r join {{schema}}.plans p on p.hash = r.plan_hash join {{schema}}.nodes n on n.run_id = r.id and n.ix = r.written - 1
+     where r.counted_from is not null and r.status = 'succeeded' and (scope = 'all' or scope = 'since' and r.finished_at >= since)
+       and (n.result is distinct from r.result or p.loop ->> 'exhausted' = 'fail' and not {{schema}}.loop_done(p.loop, n.result));
   -- A parent is forgotten first, and only once the history of both is.
   return query
     select 9, 'child_of_no_node', c.id, format('node %s of run %s is nowhere', c.parent_node, c.parent_run)

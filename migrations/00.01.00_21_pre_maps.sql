@@ -217,7 +217,7 @@ declare
   v_value jsonb;
 begin
   select * into v_node from {{schema}}.nodes n where n.run_id = p_run and n.ix = v_ix;
-  select * into v_map from {{schema}}.runs c where c.parent_node = v_node.id and c.items is not null;
+  select * into v_map from {{schema}}.runs c where c.parent_node = v_node.id and c.items is not null and c.counted_from is null;
   if v_kind = 'results' then
     if v_node.status <> 'succeeded' or v_map.id is null then
       return null;
@@ -261,7 +261,7 @@ create view {{schema}}.map_progress as
     join {{schema}}.runs r on r.id = n.run_id
     join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
     left join {{schema}}.nodes i on i.run_id = c.id
-   where c.items is not null
+   where c.items is not null and c.counted_from is null
    group by n.run_id, n.ix, k.name, c.id;
 comment on view {{schema}}.map_progress is
   'How far each map is: how many items it has, how many wait for their turn (unwritten: without a node yet), have jobs (active), and have ended how.';

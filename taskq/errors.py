@@ -457,6 +457,20 @@ class ChildRunCancelled(RunCancelled):
     """What a node that stands for a child run fails with, once that run was cancelled by itself."""
 
 
+class LoopExhausted(ChildRunFailed):
+    """What the node of a loop fails with whose rounds, or whose time, were used up before a round was the end.
+
+    Attributes:
+        kind: ``"rounds"`` or ``"time"``; on record under that name, too.
+        rounds: How many there were.
+    """
+
+    def __init__(self, run_id: UUID, error: Mapping[str, Any] | None = None) -> None:
+        super().__init__(run_id, error)
+        self.kind: str = self.error.get("kind", "rounds")
+        self.rounds: int = self.error.get("rounds", 0)
+
+
 class ResultTimeout(TaskQError, TimeoutError):
     """The job had not finished within the given time; the message says what was seen of it."""
 
@@ -695,7 +709,7 @@ def not_permitted(exc: BaseException, role: str) -> NotPermitted | None:
 
 
 def describe(exc: BaseException) -> dict[str, str]:
-    """An error as the record keeps it: ``type``, ``message`` and, if there is one, ``traceback``.
+    """An error as the record keeps it: ``type``, ``message`` and, if there is one, ``traceback``; of a loop ``kind``.
 
     Never raises, whatever the exception's own methods do. What PostgreSQL cannot hold (NUL, lone surrogates) is
     replaced; a message is cut after 2,000 characters, of a traceback the last 8,000 are kept.
@@ -703,6 +717,8 @@ def describe(exc: BaseException) -> dict[str, str]:
     record = {"type": _clean(_kind(exc), 200), "message": _clean(_said(exc), MAX_MESSAGE)}
     # BaseException here and below: even a SystemExit of a property is no reason why a job cannot end.
     with suppress(BaseException):
+        if isinstance(exc, LoopExhausted):
+            record["kind"] = _clean(exc.kind, 200)
         if exc.__traceback__ is not None:
             told = "".join(traceback.format_exception(exc))
             record["traceback"] = _clean(told[-MAX_TRACEBACK:], MAX_TRACEBACK)

@@ -15,6 +15,7 @@ from typing import (
     Any,
     Concatenate,
     Generic,
+    Literal,
     ParamSpec,
     Protocol,
     TypeAlias,
@@ -36,6 +37,7 @@ from taskq.policy import ExecutionPolicy, PolicyLayer, check_name
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
+    from taskq.durations import Duration
     from taskq.effects import TerminalEffect
     from taskq.workflow.definition import BoundNode
     from taskq.workflow.symbols import HasStep, Mapped
@@ -47,6 +49,8 @@ R = TypeVar("R")
 Q = ParamSpec("Q")
 A = TypeVar("A")
 B = TypeVar("B")
+K = TypeVar("K")
+S = TypeVar("S")
 R_result = TypeVar("R_result")
 _Async: TypeAlias = Coroutine[Any, Any, R_result]
 _MAX_SPECS = 1000
@@ -216,6 +220,44 @@ class Task(_Enqueues[P, R]):
         task = cast("Task[..., B]", self)
         return cast("Mapped[B]", current(f"{task.name}.map()").add(task, (items, *args), kwargs, over=Over()))
 
+    def loop(
+        self: HasStep[S, ..., S],
+        start: S,
+        *,
+        until: Callable[[S], K],
+        ends: Mapping[K, bool] | None = None,
+        at_most: int,
+        within: Duration | None = None,
+        exhausted: Literal["fail", "give"] = "fail",
+        also: Mapping[str, object] | None = None,
+    ) -> S:
+        """In a workflow function: this task round after round, each with what the one before gave, until one ends it.
+
+        What it gives stands for the state that the last round gave. Each round is a job, on record with its state. A
+        round that fails fails the loop. ``LoopExhausted`` is what the node fails with if the bounds come first.
+
+        Args:
+            start: What the first round takes: the task's first parameter, whose type is the task's result.
+            until: Gives the part of a state that is looked at after each round, of a type whose values can be listed:
+                ``until=lambda draft: draft.good``. A bool is the end when it is true.
+            ends: For every value of that part, where it is no bool, whether it is the end.
+            at_most: How many rounds there may be, at most 10,000.
+            within: No round begins later after the loop has begun. Time in which a round is held for a signal does
+                not count; a round that goes on is not stopped.
+            exhausted: What becomes of a loop that is not done by then: ``"fail"``, or ``"give"`` the last state, which
+                a ``branch`` on that part tells from one that is done.
+            also: What the task takes besides, by name, the same in every round: values, and results of steps.
+
+        Raises:
+            WiringError: No workflow is being wired, or ``until`` computes with the state.
+        """
+        from taskq.workflow.loops import Rounds
+        from taskq.workflow.wiring import current
+
+        task = cast("Task[..., S]", self)
+        rounds = Rounds(until, ends, at_most, within, exhausted, {} if also is None else also)
+        return cast(S, current(f"{task.name}.loop()").add(task, (start,), dict(rounds.also), over=rounds))
+
     def node(
         self,
         name: str | None = None,
@@ -226,13 +268,13 @@ class Task(_Enqueues[P, R]):
         at_most: int | None = None,
         **options: Unpack[Using],
     ) -> BoundNode[P, R]:
-        """This task with options for the node that ``step``, or ``map``, makes of it.
+        """This task with options for the node that ``step``, ``map`` or ``loop`` makes of it.
 
         Args:
             name: What the node is called; the task's name by default, with a number from the second on.
             after: Results of steps that it waits for without taking them.
             compensate: What undoes it: runs, the last node's first, when the run fails or is cancelled after it has
-                succeeded. Of a map each child that has succeeded is undone.
+                succeeded. Of a map each child that has succeeded is undone, of a loop each round.
             at_once: Of a map: how many children have jobs at a time; 1,000 by default.
             at_most: Of a map: how many items its list may have, else the node fails; 100,000 by default, with
                 ``compensate`` 10,000.

@@ -56,6 +56,15 @@ EXEMPT: dict[tuple[str, str, str], tuple[str, str]] = {
         "v_runs is picked with a LIMIT, and a run has at most 10000 receipts: they go with their run, or verify "
         "reports receipts of no run",
     ),
+    ("note_hold", "update", "loop_holds"): (
+        "h.job_id = old.id AND h.until IS NULL",
+        "what one job is held in: a round of each of the loops above it, of which there are at most 8",
+    ),
+    ("prune_runs", "delete", "loop_holds"): (
+        "h.run_id = ANY(v_runs)",
+        "v_runs is picked with a LIMIT, and a loop has at most 10000 rounds for each time that it was reopened: their "
+        "waits go with them",
+    ),
     ("prune_runs", "delete", "nodes"): (
         "n.run_id = ANY(v_runs)",
         "v_runs is picked with a LIMIT, and a run has at most 10000 nodes; maps among them have 100000 together, or "

@@ -84,12 +84,14 @@ def show_(
         str | None,
         typer.Option(
             "--children",
-            help="Instead the children of this node, a map: each with its item and what became of it.",
+            help="Instead the children of this node, a map or a loop: each item, or round, and what became of it.",
             metavar="NODE",
             show_default=False,
         ),
     ] = None,
-    start: Annotated[int, typer.Option("--start", help="Of a map: the first item to show, from 0.", min=0)] = 0,
+    start: Annotated[
+        int, typer.Option("--start", help="Of a map, or a loop: the first item, or round, to show, from 0.", min=0)
+    ] = 0,
     limit: LimitOption = 50,
     as_json: JsonOption = False,
     dsn: DsnOption = None,
@@ -97,7 +99,7 @@ def show_(
 ) -> int:
     """Show one run: its row, nodes, signals, effects and whether each is settled, what operators did, result, error.
 
-    A map is one line, with how many of its children have ended how; --children shows them, --limit at a time.
+    A map, or a loop, is one line, with how far it is; --children shows its children, or rounds, --limit at a time.
     """
     from taskq.cli.database import job_id, open_database
     from taskq.cli.output import ExitCode, note, print_json, print_table
@@ -161,18 +163,18 @@ def show_(
 
 
 def _children(database: Database, run: str, node: str, start: int, limit: int, *, as_json: bool) -> int:
-    """Show the children of a map."""
+    """Show the children of a map, or the rounds of a loop."""
     from taskq.cli.output import ExitCode, note, print_json
 
     if not database.rows("run", run):
         return _not_found(run, [], [], as_json=as_json)
     named = [each for each in database.rows("run_nodes", run, 0, ALL) if each["name"] == node]
-    if not named or named[0]["map"] is None:
-        why = "has not begun as a map, or is none" if named else "is none of the run"
+    if not named or (named[0]["map"] is None and named[0]["loop"] is None):
+        why = "has not begun as a map or a loop, or is none" if named else "is none of the run"
         raise typer.BadParameter(f"node {node!r} {why}; taskq runs show lists its nodes", param_hint="--children")
     shown = database.rows("run_nodes", named[0]["child_run"], start, limit)
     if as_json:
-        print_json({"id": run, "node": node, "map": named[0]["map"], "children": shown})
+        print_json({"id": run, "node": node, "map": named[0]["map"], "loop": named[0]["loop"], "children": shown})
         return ExitCode.OK
     print(f"{node}: {_about(named[0])}\n")
     _print_nodes(shown)
@@ -210,7 +212,7 @@ def tree(id_: IdArgument, as_json: JsonOption = False, dsn: DsnOption = None, sc
     """Show the nodes of a run, each below what it comes after: its status, what it waits for, what blocks it.
 
     A node that comes after several stands below the last of them, and the others are named. The nodes of a child run
-    stand below the node that it stands for; a map is one line.
+    stand below the node that it stands for; a map, or a loop, is one line.
     """
     from taskq.cli.database import job_id, open_database
     from taskq.cli.output import ExitCode, print_json, print_table
@@ -279,7 +281,7 @@ def _shown(database: Database, graph: _Graph, depth: int) -> Iterator[dict[str, 
             "also_after": ", ".join(graph.nodes[ix]["name"] for ix in place.others if ix in graph.nodes),
             "about": _about(node),
         }
-        if node["child_run"] is not None and node["map"] is None:
+        if node["child_run"] is not None and node["map"] is None and node["loop"] is None:
             yield from _shown(database, _Graph.of(database, node["child_run"]), depth + place.depth + 1)
 
 
@@ -437,7 +439,7 @@ def _about(node: dict[str, Any]) -> str | None:
         return _child(node) or f"held: {node['held_reason']}"
     if node["status"] == "unknown":
         return "its outcome is to be decided: taskq jobs unknown"
-    if node["map"] is not None:
+    if node["map"] is not None or node["loop"] is not None:
         return "; ".join(filter(None, (_said(node["error"]), _child(node))))
     return _said(node["error"]) or _child(node)
 
@@ -469,6 +471,9 @@ def _child(node: dict[str, Any]) -> str | None:
         words = ("succeeded", "failed", "cancelled", "active", "waiting")
         said = [f"{counts[word]:,} {word}" for word in words if counts[word]]
         return f"map of {counts['items']:,}: {', '.join(said) or 'nothing to do'}; run {node['child_run']}"
+    if (rounds := node["loop"]) is not None:
+        time = "" if rounds["within"] is None else f", {rounds['counted']:,.0f} of {rounds['within']:,g} s"
+        return f"loop in round {rounds['rounds']:,} of at most {rounds['most_rounds']:,}{time}; run {node['child_run']}"
     return None if node["child_run"] is None else f"run {node['child_run']} is {node['child_status']}"
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import (
     TYPE_CHECKING,
     Any,
     Generic,
+    Literal,
     ParamSpec,
     Protocol,
     TypeVar,
@@ -29,7 +30,9 @@ from taskq.effects import TerminalEffect
 from taskq.errors import InvalidPolicy, PlanError, ResultNotStorable, TaskDefinitionError, TaskQError, WiringError
 from taskq.policy import check_name
 from taskq.promises import lower
+from taskq.workflow import arms as arms_
 from taskq.workflow.hidden import await_task, start_task
+from taskq.workflow.loops import Rounds
 from taskq.workflow.maps import Over
 from taskq.workflow.nested import inline
 from taskq.workflow.plan import FORMAT, Plan
@@ -39,6 +42,7 @@ from taskq.workflow.wiring import Wiring, current, going_on
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
+    from taskq.durations import Duration
     from taskq.tasks import Task
 
 __all__ = [
@@ -48,6 +52,7 @@ __all__ = [
     "WorkflowDecorator",
     "branch",
     "collect",
+    "fork",
     "gather",
     "or_skip",
     "tally",
@@ -63,6 +68,7 @@ B = TypeVar("B")
 C = TypeVar("C")
 D = TypeVar("D")
 K = TypeVar("K")
+S = TypeVar("S")
 
 
 class BoundNode(Generic[P, R]):
@@ -94,7 +100,22 @@ class BoundNode(Generic[P, R]):
         """A node that runs the task for each item of a list; see ``Task.map``."""
         return cast("Mapped[B]", cast("BoundNode[..., B]", self)._add("map", (items, *args), kwargs))
 
-    def _add(self, how: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Symbol:
+    def loop(
+        self: HasStep[S, ..., S],
+        start: S,
+        *,
+        until: Callable[[S], K],
+        ends: Mapping[K, bool] | None = None,
+        at_most: int,
+        within: Duration | None = None,
+        exhausted: Literal["fail", "give"] = "fail",
+        also: Mapping[str, object] | None = None,
+    ) -> S:
+        """A node that runs the task round after round; see ``Task.loop``."""
+        rounds = Rounds(until, ends, at_most, within, exhausted, {} if also is None else also)
+        return cast(S, cast("BoundNode[..., S]", self)._add("loop", (start,), dict(rounds.also), rounds))
+
+    def _add(self, how: str, args: tuple[Any, ...], kwargs: dict[str, Any], rounds: Rounds | None = None) -> Symbol:
         wiring = current(f"{self.task.name}.node().{how}()")
         _only_for_maps(wiring, how, self._over)
         return wiring.add(
@@ -105,7 +126,7 @@ class BoundNode(Generic[P, R]):
             after=self._after,
             compensate=self._compensate,
             options=self._options,
-            over=self._over if how == "map" else None,
+            over=self._over if how == "map" else rounds,
         )
 
 
@@ -136,7 +157,22 @@ class BoundChild(Generic[P, R]):
         """A run of its own for each item of a list; see ``Workflow.map``."""
         return cast("Mapped[B]", cast("BoundChild[..., B]", self)._add("map", (items, *args), kwargs))
 
-    def _add(self, how: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Symbol:
+    def loop(
+        self: HasChild[S, ..., S],
+        start: S,
+        *,
+        until: Callable[[S], K],
+        ends: Mapping[K, bool] | None = None,
+        at_most: int,
+        within: Duration | None = None,
+        exhausted: Literal["fail", "give"] = "fail",
+        also: Mapping[str, object] | None = None,
+    ) -> S:
+        """A node that runs the workflow round after round; see ``Workflow.loop``."""
+        rounds = Rounds(until, ends, at_most, within, exhausted, {} if also is None else also)
+        return cast(S, cast("BoundChild[..., S]", self)._add("loop", (start,), dict(rounds.also), rounds))
+
+    def _add(self, how: str, args: tuple[Any, ...], kwargs: dict[str, Any], rounds: Rounds | None = None) -> Symbol:
         wiring = current(f"{self.workflow.name}.node().{how}()")
         _only_for_maps(wiring, how, self._over)
         return wiring.add(
@@ -146,13 +182,14 @@ class BoundChild(Generic[P, R]):
             name=self._name,
             after=self._after,
             compensate=self._compensate,
-            over=self._over if how == "map" else None,
+            over=self._over if how == "map" else rounds,
         )
 
 
 def _only_for_maps(wiring: Wiring, how: str, over: Over) -> None:
     if how != "map" and over != Over():
-        wiring.faults.append(f"at_once and at_most are the bounds of a map, and {how}() is none: leave them out")
+        cure = "give at_most to loop() itself" if how == "loop" else "leave them out"
+        wiring.faults.append(f"at_once and at_most are the bounds of a map, and {how}() is none: {cure}")
 
 
 def _several(after: object) -> tuple[object, ...]:
@@ -256,6 +293,28 @@ class Workflow(Starts[P, R]):
         of = cast("Workflow[..., B]", self)
         return cast("Mapped[B]", current(f"{of.name}.map()").add(of, (items, *args), kwargs, over=Over()))
 
+    def loop(
+        self: HasChild[S, ..., S],
+        start: S,
+        *,
+        until: Callable[[S], K],
+        ends: Mapping[K, bool] | None = None,
+        at_most: int,
+        within: Duration | None = None,
+        exhausted: Literal["fail", "give"] = "fail",
+        also: Mapping[str, object] | None = None,
+    ) -> S:
+        """Inside of another workflow: a run of this one round after round, until one is the end.
+
+        Like ``Task.loop``, with child runs as ``child`` makes them instead of jobs.
+
+        Raises:
+            WiringError: No workflow is being wired, or it would start itself.
+        """
+        of = cast("Workflow[..., S]", self)
+        rounds = Rounds(until, ends, at_most, within, exhausted, {} if also is None else also)
+        return cast(S, current(f"{of.name}.loop()").add(of, (start,), dict(rounds.also), over=rounds))
+
     def node(
         self,
         name: str | None = None,
@@ -265,7 +324,7 @@ class Workflow(Starts[P, R]):
         at_once: int | None = None,
         at_most: int | None = None,
     ) -> BoundChild[P, R]:
-        """This workflow with options for the node that ``child``, or ``map``, makes of it.
+        """This workflow with options for the node that ``child``, ``map`` or ``loop`` makes of it.
 
         Args:
             name: What the node is called; the workflow's name by default, with a number from the second on.
@@ -454,7 +513,20 @@ def branch(on: K, arms: Mapping[K, Callable[[], R]]) -> R:
     Raises:
         WiringError: ``on`` is no result of a step.
     """
-    return cast(R, current("branch()").branch(on, arms))
+    return cast(R, arms_.branch(current("branch()"), on, arms))
+
+
+def fork(on: Collection[K], arms: Mapping[K, Callable[[], R]]) -> dict[K, R]:
+    """Run some of several arms side by side, by a list that a step gives; gives the values of those that run, by key.
+
+    Args:
+        on: The result of a step, or a part of one: a list, or a set, of values that can be listed: Literal or Enum.
+        arms: For every value that the list may have a function that wires what runs then; ``lambda: None`` for nothing.
+
+    Raises:
+        WiringError: ``on`` is no result of a step.
+    """
+    return cast("dict[K, R]", arms_.fork(current("fork()"), on, arms))
 
 
 def then(value: A, task: Task[[A], B]) -> B:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from taskq.codec import decode_any
 from taskq.context import JobContext
-from taskq.errors import ChildRunCancelled, ChildRunFailed, RunNotFound, TaskDefinitionError
+from taskq.errors import ChildRunCancelled, ChildRunFailed, LoopExhausted, RunNotFound, TaskDefinitionError
 from taskq.outcomes import RetryAfter
 from taskq.policy import PolicyLayer, Retry, exponential
 from taskq.tasks import AsyncTask, Task
@@ -76,7 +76,8 @@ def await_task(app: TaskQ, workflow: Workflow[..., Any]) -> Task[..., Any]:
             if status == "succeeded":
                 return decode_any(result)
             if status == "failed":
-                raise ChildRunFailed(UUID(run_id), decode_any(error))
+                told = decode_any(error)
+                raise (LoopExhausted if told["type"] == "LoopExhausted" else ChildRunFailed)(UUID(run_id), told)
             if status == "cancelled":
                 raise ChildRunCancelled(UUID(run_id), decode_any(error))
             raise RetryAfter("5s", f"run {run_id} is {status}")

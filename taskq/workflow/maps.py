@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taskq.workflow.definition import Workflow
     from taskq.workflow.wiring import Wiring
 
-__all__ = ["Over", "item_of", "items_of", "plan_of_map"]
+__all__ = ["Over", "item_of", "items_of", "plan_of_each"]
 
 MOST_ITEMS: Final = 100_000
 MOST_UNDONE: Final = 10_000
@@ -98,17 +98,17 @@ def items_of(
         return {"value": []}
 
 
-def plan_of_map(
-    name: str, job: dict[str, Any], child: str | None, args: Sequence[str], over: dict[str, Any], **more: Any
+def plan_of_each(
+    name: str, job: dict[str, Any], child: str | None, args: Sequence[str], bounds: dict[str, Any], **more: Any
 ) -> Plan:
-    """The plan of the child run that a map is.
+    """The plan of the child run that a map, or a loop, is.
 
     Args:
-        name: What its one node is called, which items are told apart by number of.
-        job: How the job of each item is enqueued.
-        child: The plan of the child run that each item is, if it is one.
+        name: What its one node is called, which items, or rounds, are told apart by number of.
+        job: How the job of each is enqueued.
+        child: The plan of the child run that each is, if it is one.
         args: The parameters of the task, or workflow; the run has each as an argument.
-        over: ``Over.spec``.
+        bounds: ``Over.spec`` under ``map``, or ``Rounds.spec`` under ``loop``.
         **more: ``workflow``, ``on_failure`` and ``receipts`` of the plan; ``policies`` and ``children`` that it needs.
     """
     policies, children = more.pop("policies"), more.pop("children")
@@ -120,7 +120,7 @@ def plan_of_map(
         "edges": [],
         "result": {"value": None},
         "effects": [],
-        "map": over,
+        **bounds,
         **more,
     }
     return Plan.from_spec(spec, policies, {child: children[child]} if child else {})

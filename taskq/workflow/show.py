@@ -52,8 +52,8 @@ def text(plan: Plan) -> str:
 def mermaid(plan: Plan) -> str:
     """A plan as a Mermaid flowchart.
 
-    Side-effecting nodes have a double border, child runs are hexagons, maps are slanted. An edge says its condition,
-    and its policy where that is not ``fail``; dashed ones lead to effects of the run's end.
+    Side-effecting nodes have a double border, child runs are hexagons, maps are slanted, loops are round. An edge says
+    its condition, and its policy where that is not ``fail``; dashed ones lead to effects of the run's end.
     """
     spec = plan.spec
     lines = ["flowchart TD"]
@@ -66,6 +66,8 @@ def mermaid(plan: Plan) -> str:
         opening, closing = ("[[", "]]") if node["job"].get("effect_class") == "side_effecting" else ("[", "]")
         if "child" in node:
             opening, closing = ("{{", "}}") if _map_of(plan, node) is None else ("[/", "/]")
+            if _loop_of(plan, node) is not None:
+                opening, closing = "([", "])"
         lines.append(f'  n{ix}{opening}"{"<br/>".join(said)}"{closing}')
     arrows: dict[tuple[int, int], list[str]] = {}
     for edge in _in_order(spec["edges"]):
@@ -113,6 +115,9 @@ def _said(expr: Mapping[str, Any], names: Sequence[str]) -> str:
         case {"case": {"on": on, "arms": arms}}:
             told = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {_said(each, names)}" for key, each in arms)
             return f"by {_said(on, names)} {{{told}}}"
+        case {"fork": {"on": on, "arms": arms}}:
+            told = ", ".join(f"{key}: {_said(each, names)}" for _, key, each in arms)
+            return f"those in {_said(on, names)} of {{{told}}}"
     return json.dumps(expr, ensure_ascii=False)
 
 
@@ -122,6 +127,8 @@ def _path(expr: Mapping[str, Any]) -> str:
 
 def _condition(edge: Mapping[str, Any]) -> str | None:
     if arm := edge.get("when"):
+        if "has" in arm:
+            return f"if {_path(arm).removeprefix('.') or 'it'} has {json.dumps(arm['has'], ensure_ascii=False)}"
         return f"if {_path(arm).removeprefix('.') or 'it'} = {json.dumps(arm['equals'], ensure_ascii=False)}"
     return "takes the branch's value" if edge.get("merge") else None
 
@@ -132,9 +139,17 @@ def _map_of(plan: Plan, node: Mapping[str, Any]) -> Plan | None:
     return None if child is None or child.map is None else child
 
 
+def _loop_of(plan: Plan, node: Mapping[str, Any]) -> Plan | None:
+    """The plan of the loop that a node is, if it is one."""
+    child = plan.children.get(node.get("child", ""))
+    return None if child is None or child.loop is None else child
+
+
 def _runs(plan: Plan, node: Mapping[str, Any]) -> str:
     if (over := _map_of(plan, node)) is not None:
         return f"each {_runs(over, over.spec['nodes'][0])}"
+    if (rounds := _loop_of(plan, node)) is not None:
+        return f"rounds of {_runs(rounds, rounds.spec['nodes'][0])}"
     task = str(node["job"]["task"])
     return f"run of {task.removesuffix(AWAIT)}" if "child" in node else task
 
@@ -144,6 +159,8 @@ def _runs_as(plan: Plan, node: Mapping[str, Any]) -> str:
     if (over := _map_of(plan, node)) is not None and (bounds := over.map) is not None:
         each = f"for each {bounds['item']}, {bounds['at_once']:,} at a time, at most {bounds['most']:,}"
         return ", ".join([f"{each}: {_runs_as(over, over.spec['nodes'][0])}", *_undone(node)])
+    if (rounds := _loop_of(plan, node)) is not None and (loop := rounds.loop) is not None:
+        return ", ".join([f"{_rounds(loop)}: {_runs_as(rounds, rounds.spec['nodes'][0])}", *_undone(node)])
     if "child" in node:
         return ", ".join([f"a run of plan {node['child'][:9]}...", *_undone(node)])
     most = job.get("max_attempts", 1)
@@ -158,6 +175,13 @@ def _runs_as(plan: Plan, node: Mapping[str, Any]) -> str:
     if job.get("deadline_in") is not None:
         said.append(f"within {job['deadline_in']:g} s")
     return ", ".join([*said, *_undone(node)])
+
+
+def _rounds(loop: Mapping[str, Any]) -> str:
+    ends = " or ".join(json.dumps(value, ensure_ascii=False) for value in loop["ends"])
+    said = f"until {_path(loop).removeprefix('.') or loop['item']} = {ends}, at most {loop['most']:,} rounds"
+    within = f", begun within {loop['within']:g} s" if "within" in loop else ""
+    return f"{said}{within}, else {'the last state' if loop['exhausted'] == 'give' else 'it fails'}"
 
 
 def _undone(node: Mapping[str, Any]) -> list[str]:

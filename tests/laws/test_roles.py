@@ -144,6 +144,9 @@ CALLS = {
     "write_items": "select taskq.write_items(taskq.id_zero(), 1)",
     "advance_map": "select taskq.advance_map(taskq.id_zero(), '{}', null, null, 0, false)",
     "reopen_map": "select taskq.reopen_map(null::taskq.runs, '{}')",
+    "admit_loop": "select taskq.admit_loop(null::taskq.runs, taskq.id_zero(), 'p', '{}', '{}')",
+    "advance_loop": "select taskq.advance_loop(taskq.id_zero(), '{}', null, null, 0, false)",
+    "reopen_loop": "select taskq.reopen_loop(null::taskq.runs, '{}')",
     "release_parent": "select taskq.release_parent(null::taskq.runs)",
     "stop_run": "select taskq.stop_run(taskq.id_zero(), '{}')",
     "admit_run": "select * from taskq.admit_run('p', '{}', null, null, null, null::taskq.runs, taskq.id_zero())",
@@ -239,6 +242,7 @@ MAY = {
     }
     - {"lock_run_of", "lock_runs_of", "run_is_free", "lock_trees"}
     - {"admit_map", "write_items", "advance_map", "reopen_map"}
+    - {"admit_loop", "advance_loop", "reopen_loop"}
     - {"begin_child", "release_parent", "stop_run", "admit_run", "reopen_run", "may_reopen"},
     "operator": {
         "cancel",
@@ -331,6 +335,11 @@ def test_the_calls_above_are_all_that_write(conn: Conn) -> None:
         "map_value",
         "map_outcomes",
         "check_items",
+        "arm_taken",
+        "held_in_round",
+        "loop_done",
+        "loop_exhausted",
+        "loop_word",
     }
     triggers = {
         row["proname"]

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from children_kit import child_of
 from effects_kit import effect
+from loops_kit import again, claimed, loop_of, looped, plan_of
 from maps_kit import doubled, end_last, ends, given, mapped
 from runs_kit import do, edge, info, node, store, worker_for
 from runs_kit import start as start_run
@@ -22,8 +23,8 @@ NOWHERE = UUID(int=77)
 class Runs(NamedTuple):
     """A run half way along a chain, one of two nodes beside each other, one that is done, and one that has failed.
 
-    And a run with its child run, and another pair of them that have succeeded; and a map that goes on, and one that was
-    undone.
+    And a run with its child run, and another pair of them that have succeeded; a map that goes on, and one that was
+    undone; a loop that goes on, and one that is done.
     """
 
     live: UUID
@@ -37,6 +38,8 @@ class Runs(NamedTuple):
     map: UUID
     mapped: UUID
     undone: UUID
+    loop: UUID
+    looped: UUID
     nowhere: UUID = NOWHERE
 
 
@@ -70,10 +73,37 @@ def runs(conn: Conn) -> Runs:
     assert given(conn, undone) == [8]
     end_last(conn, undone, "failed")
     maps = mapped(conn, [1, 2, 3], at_once=1)
+    loop = looped(conn)
+    again(conn, loop, 1)
+    claimed(conn, loop)
+    done_loop = looped_through(conn)
     families = (parent, child_of(conn, parent), done_parent, child_of(conn, done_parent))
     for scope in ("live", "all"):
         assert violations(conn, scope) == []
-    return Runs(live, pair, done, failed, *families, child_of(conn, maps.run), maps.run, undone.run)
+    return Runs(
+        live,
+        pair,
+        done,
+        failed,
+        *families,
+        child_of(conn, maps.run),
+        maps.run,
+        undone.run,
+        loop.loop,
+        done_loop,
+    )
+
+
+def looped_through(conn: Conn) -> UUID:
+    """A loop that is done, as its run is."""
+    worker = worker_for(conn)
+    run = start_run(conn, plan_of(conn))
+    do(conn, worker, "first", result={"n": 0})
+    # The loop that goes on has its round claimed, so that this one's is the one that is due.
+    do(conn, worker, "more", result={"word": "done"})
+    do(conn, worker, "flow:await", result={"word": "done"})
+    do(conn, worker, "last")
+    return loop_of(conn, run)
 
 
 PLAN = "(select plan_hash from taskq.runs where id = %s)"
@@ -305,6 +335,38 @@ FORGERIES = [
         "with n as (delete from taskq.nodes where due and run_id = %s returning run_id)"
         " update taskq.runs r set written = 1 where r.id in (select run_id from n)",
         "live",
+    ),
+    ("loop_differs", "loop", "update taskq.runs set counted_from = null, held = null where id = %s", "live"),
+    (
+        "loop_differs",
+        "done",
+        "with n as (update taskq.nodes set item = '1' where run_id = %s returning run_id) update taskq.runs r set items"
+        " = 1, wanted = 1, written = 1, active = 0, at_once = 1, counted_from = now(), held = '0'"
+        " where r.id in (select run_id from n)",
+        "all",
+    ),
+    ("loop_round_differs", "loop", "update taskq.nodes set item = '1' where ix = 1 and run_id = %s", "live"),
+    ("loop_round_differs", "loop", "update taskq.nodes set result = '1' where ix = 0 and run_id = %s", "live"),
+    (
+        "loop_round_out_of_turn",
+        "loop",
+        "update taskq.nodes set status = 'failed' where ix = 0 and run_id = %s",
+        "live",
+    ),
+    (
+        "loop_round_out_of_turn",
+        "loop",
+        'update taskq.nodes set item = case ix when 1 then jsonb \'{"word": "done"}\' else item end,'
+        ' result = case ix when 0 then jsonb \'{"word": "done"}\' end where run_id = %s',
+        "live",
+    ),
+    ("loop_result_differs", "looped", "update taskq.runs set result = '1' where id = %s", "all"),
+    (
+        "loop_result_differs",
+        "looped",
+        "with n as (update taskq.nodes set result = '1' where run_id = %s returning run_id)"
+        " update taskq.runs r set result = '1' from n where r.id = n.run_id",
+        "all",
     ),
 ]
 

@@ -303,7 +303,7 @@ select {{schema}}.retry_effect($1::text, $2::text, $3::text) as answer;
 
 -- name: runs
 -- Runs, the newest first: $1 of these workflows, $2 in one of these statuses, $3 with this key, $4 at most.
-select r.id::text as id, r.workflow, r.run_key, r.status, coalesce(r.items, p.nodes) as node_count, r.open_nodes, r.run_epoch, r.generation, r.created_at,
+select r.id::text as id, r.workflow, r.run_key, r.status, case when r.counted_from is null then coalesce(r.items, p.nodes) else r.written end as node_count, r.open_nodes, r.run_epoch, r.generation, r.created_at,
        r.cancel_requested_at, r.finished_at, r.parent_run::text as parent, r.error
   from {{schema}}.runs r join {{schema}}.plans p on p.hash = r.plan_hash
  where ($1::text[] is null or r.workflow = any ($1::text[])) and ($2::text[] is null or r.status = any ($2::text[]))
@@ -312,7 +312,7 @@ select r.id::text as id, r.workflow, r.run_key, r.status, coalesce(r.items, p.no
 
 -- name: run
 -- One run whole.
-select r.id::text as id, r.workflow, r.run_key, r.status, r.plan_hash, coalesce(r.items, p.nodes) as node_count, r.open_nodes, p.on_failure, r.scheduling, r.run_epoch,
+select r.id::text as id, r.workflow, r.run_key, r.status, r.plan_hash, case when r.counted_from is null then coalesce(r.items, p.nodes) else r.written end as node_count, r.open_nodes, p.on_failure, r.scheduling, r.run_epoch,
        r.parent_run::text as parent, o.workflow as parent_workflow, {{schema}}.node_name(o.items, k.name, n.ix) as parent_node, r.started_by::text as started_by, r.generation, r.created_at, r.cancel_requested_at, r.stopping_at, r.finished_at, r.sequence, r.receipts as receipts_kept, r.items, r.at_once,
        r.meta, r.input, r.result, r.error
   from {{schema}}.runs r left join {{schema}}.plans p on p.hash = r.plan_hash
@@ -325,13 +325,16 @@ select r.id::text as id, r.workflow, r.run_key, r.status, r.plan_hash, coalesce(
 select r.finished_at, r.status, r.result, r.error from {{schema}}.runs r where r.id = $1::text::uuid;
 
 -- name: run_nodes
--- The nodes of a run as they stand, in the order of its plan, from number $2 on, $3 at most; with how far each map is.
+-- The nodes of a run as they stand, in the order of its plan, from number $2 on, $3 at most; with how far each map, and each loop, is.
 select t.ix, t.name, t.task, t.status, t.held_reason, t.attempt, t.claim_epoch, t.job_id::text as job_id,
        t.worker_id::text as worker_id, t.ready_at, t.finished_at, t.blocked_by, t.waits_for, t.result, t.error,
        t.child_run::text as child_run, t.child_status, case when t.child_run is not null then (
          select pg_catalog.jsonb_build_object('items', m.items, 'at_once', m.at_once, 'waiting', m.waiting + m.unwritten, 'active', m.active,
              'succeeded', m.succeeded, 'failed', m.failed, 'cancelled', m.cancelled)
            from {{schema}}.map_progress m where m.run_id = t.run_id and m.ix = t.ix) end as map,
+       case when t.child_run is not null then (
+         select pg_catalog.jsonb_build_object('rounds', l.rounds, 'most_rounds', l.most_rounds, 'within', l.within, 'counted', l.counted, 'held', l.held)
+           from {{schema}}.loop_progress l where l.run_id = t.run_id and l.ix = t.ix) end as loop,
        (select n.item from {{schema}}.nodes n where n.id = t.job_id) as item, w.waits_for as ready_for, w.of as ready_of, w.place
   from {{schema}}.run_tree t left join {{schema}}.ready_nodes w on w.job_id = t.job_id and t.status = 'pending' where t.run_id = $1::text::uuid and t.ix >= $2::int order by t.ix limit $3::int;
 
