@@ -138,8 +138,8 @@ begin
            case when d.final <> 'failed' then d.final
                 else case d.told when 'retry_after' then 'retry_after' when 'retry_after_spent' then 'retry_after'
                   when 'snooze' then 'snoozed' when 'snooze_spent' then 'snoozed' when 'suspend' then 'suspended' else 'failed' end end,
-           d.effect_class, d.queue, d.task, d.policy_id, d.unique_scope, d.unique_key, d.payload,
-           case when d.final = 'succeeded' then d.result end,
+           d.effect_class, d.queue, d.task, d.policy_id, d.unique_scope, d.unique_key, case when d.slim and d.final = 'succeeded' then null else d.payload end,
+           case when d.final = 'succeeded' and d.slim is null then d.result end,
            case when d.final = 'succeeded' then null
                 when d.final = 'failed' and d.told in ('retry', 'retry_after', 'snooze', 'suspend')
                      and not (d.told = 'retry' and d.attempt + 1 >= d.max_attempts) then
