@@ -1,8 +1,8 @@
 """What the two trades of docs/performance.md gain: ``python -m benchmarks.knobs --jobs 2000 --rounds 3``.
 
 History full and slim are compared by bytes, which do not depend on the machine; ends that wait for the disk and those
-that do not by time, one of each in turns, on a durable server. A queue that is never empty is not measured: its ends share
-their transactions with claims, which always wait.
+that do not by time, in turns, on a durable server. A queue that is never empty is not measured: there ends share their
+transactions with claims, which always wait.
 """
 
 from __future__ import annotations
