@@ -27,6 +27,7 @@ create table {{schema}}.jobs (
   run_epoch integer,
   priority smallint not null default 5,
   has_effects boolean,
+  slim boolean,
   ordering_halt boolean,
   ordering_later boolean,
   status text not null default 'pending',
@@ -98,6 +99,7 @@ comment on column {{schema}}.jobs.checkpoint_version is 'How often its checkpoin
 comment on column {{schema}}.jobs.run_epoch is 'The epoch of its run when the node became ready; null for a plain job.';
 comment on column {{schema}}.jobs.priority is '0 to 9, higher first.';
 comment on column {{schema}}.jobs.has_effects is 'True where its policy promises terminal effects; null for none.';
+comment on column {{schema}}.jobs.slim is 'True where its row of history goes without payload and result once its worker has told its success; null where it keeps them.';
 comment on column {{schema}}.jobs.ordering_halt is 'Whether its failure or unknown outcome halts its ordering key; null without a key.';
 comment on column {{schema}}.jobs.ordering_later is 'True where it waits for its time and holds up nobody in its line meanwhile; else null.';
 comment on column {{schema}}.jobs.status is 'pending, running, held or unknown.';
@@ -152,7 +154,7 @@ create table {{schema}}.history (
   unique_key text,
   ordering_key text,
   cohort text,
-  payload jsonb not null,
+  payload jsonb,
   checkpoint jsonb,
   result jsonb,
   error jsonb,
@@ -164,6 +166,8 @@ create table {{schema}}.history (
     when 'succeeded' then case outcome when 'succeeded' then true when 'resolved' then true else false end
     when 'failed' then outcome is null or outcome in ('failed', 'retry_after', 'snoozed', 'suspended', 'lost', 'resolved')
     when 'cancelled' then outcome is null or outcome in ('cancelled', 'lost', 'resolved') else false end),
+  -- Only a success that nothing needs any more goes without them: the rest may be reopened, or owes something.
+  constraint history_payload check (payload is not null or status = 'succeeded' and outcome is not distinct from 'succeeded' and result is null and has_effects is null and run_id is null),
   constraint history_attempt_whole check (case when worker_id is null then outcome is null and claimed_at is null
     else claim_epoch > 0 and claimed_at is not null and outcome is not null and outcome in ('succeeded', 'failed', 'cancelled', 'retry_after', 'snoozed', 'suspended', 'released', 'lost', 'resolved') end)
 ) partition by range (finished_at);

@@ -80,32 +80,36 @@ declare
   v_run_in double precision := p_spec ->> 'run_in';
   v_deadline_in double precision := p_spec ->> 'deadline_in';
   v_effects boolean := p_spec ->> 'has_effects';
+  v_slim boolean := p_spec ->> 'slim';
   v_cohort text := p_spec ->> 'cohort';
   v_meta jsonb := p_spec -> 'meta';
   v_most integer;
   v_promises boolean;
   v_limited text;
+  v_is_slim boolean;
 begin
   if p_payload is null or jsonb_typeof(p_spec) <> 'object' then
     return null;
   end if;
-  if p_spec - '{task,queue,policy_id,effect_class,priority,max_attempts,required_worker_schema,run_in,deadline_in,has_effects,meta,ordering,cohort}'::text[] <> '{}'
+  if p_spec - '{task,queue,policy_id,effect_class,priority,max_attempts,required_worker_schema,run_in,deadline_in,has_effects,slim,meta,ordering,cohort}'::text[] <> '{}'
      or ({{schema}}.valid_name(v_task) and {{schema}}.valid_name(v_queue) and v_policy is not null and v_class in ('pure', 'idempotent', 'side_effecting')) is not true
      or not {{schema}}.valid_name(v_cohort) or v_priority not between 0 and 9 or v_max_attempts < 1
      or v_run_in not between -315576000 and 3155760000 or v_deadline_in not between -315576000 and 3155760000
      or v_meta is not null and (jsonb_typeof(v_meta) <> 'object' or octet_length(v_meta::text) > 131072) then
     return null;
   end if;
-  select i.max_payload_bytes, p.spec -> 'effects' <> '[]', p.spec ->> 'cohort'
-    into v_most, v_promises, v_limited from {{schema}}.installation i left join {{schema}}.policies p on p.id = v_policy;
+  select i.max_payload_bytes, p.spec -> 'effects' <> '[]', p.spec ->> 'cohort', p.spec ->> 'history' = 'slim'
+    into v_most, v_promises, v_limited, v_is_slim from {{schema}}.installation i left join {{schema}}.policies p on p.id = v_policy;
   if octet_length(p_payload) > v_most then
     return null;
   end if;
   v_id := {{schema}}.new_id();
-  insert into {{schema}}.jobs (id, run_at, created_at, deadline, max_attempts, required_worker_schema, priority, effect_class, queue, task, policy_id, payload, meta, has_effects, cohort)
+  insert into {{schema}}.jobs (id, run_at, created_at, deadline, max_attempts, required_worker_schema, priority, effect_class, queue, task, policy_id, payload, meta, has_effects, slim, cohort)
     values (v_id, v_now + make_interval(secs => coalesce(v_run_in, 0)), v_now, v_now + make_interval(secs => v_deadline_in), v_max_attempts,
             case when v_class = 'side_effecting' then greatest(v_level, 2) else v_level end, coalesce(v_priority, 5), v_class, v_queue, v_task, v_policy,
-            p_payload::jsonb, v_meta, case when v_effects or v_promises then true end, coalesce(v_cohort, v_limited));
+            p_payload::jsonb, v_meta, case when v_effects or v_promises then true end,
+            -- A promise that was broken is made again from what stands in history, so whoever makes one keeps it.
+            case when coalesce(v_slim, v_is_slim) and (v_effects or v_promises) is not true then true end, coalesce(v_cohort, v_limited));
   perform {{schema}}.wake(array[v_queue], 1);
   return v_id;
 end $$;
@@ -114,7 +118,7 @@ comment on function {{schema}}.enqueue_plain(jsonb, text) is
 
 -- p_specs: what many jobs have in common, once: task, queue, priority, max_attempts, effect_class, policy_id,
 -- required_worker_schema, deadline_in (seconds), deadline, run_in (seconds), run_at, unique_scope, unique_hold (seconds), idempotency_scope, tags, meta,
--- ordering (halt or continue, where the policy says it), cohort.
+-- ordering (halt or continue, where the policy says it), cohort, slim (false: keep payload and result, whatever the policy says).
 -- p_spec: for each job the number (from 1) of its spec. p_payload: for each job its arguments, a JSON object as text: a
 -- jsonb[] of 50,000 costs four times as much to read as a text[] whose elements are cast one by one (240 against 60 ms).
 -- p_unique_key, p_idempotency_key, p_ordering_key: null, or for each job its key or null.
@@ -343,22 +347,23 @@ begin
              coalesce(x.run_at, v_now + make_interval(secs => coalesce(x.run_in, 0))) as run_at,
              coalesce(x.deadline, v_now + make_interval(secs => x.deadline_in)) as deadline, coalesce(x.unique_scope, x.task) as unique_scope, x.tags, x.meta,
              -- Whoever enqueues, what the policy promises holds.
-             coalesce(nullif(x.has_effects, false), nullif(p.has_effects, false)) as has_effects, coalesce(x.cohort, p.cohort) as cohort,
+             coalesce(nullif(x.has_effects, false), nullif(p.has_effects, false)) as has_effects,
+             case when coalesce(x.slim, p.slim) and (x.has_effects or p.has_effects) is not true then true end as slim, coalesce(x.cohort, p.cohort) as cohort,
              case x.ordering when 'halt' then true when 'continue' then false end as ordering_halt
         -- Counted before anything is joined: a join may bring them into another order.
         from (select row_number() over () as i, r.* from jsonb_to_recordset(p_specs) as r(task text, queue text, priority integer, max_attempts integer,
              effect_class text, policy_id text, required_worker_schema integer, run_at timestamptz, run_in double precision, deadline timestamptz,
-             deadline_in double precision, unique_scope text, tags text[], meta jsonb, has_effects boolean, ordering text, cohort text)) x
-        left join lateral (select q.spec -> 'effects' <> '[]' as has_effects, q.spec ->> 'cohort' as cohort from {{schema}}.policies q where q.id = x.policy_id) p on true),
+             deadline_in double precision, unique_scope text, tags text[], meta jsonb, has_effects boolean, slim boolean, ordering text, cohort text)) x
+        left join lateral (select q.spec -> 'effects' <> '[]' as has_effects, q.spec ->> 'cohort' as cohort, q.spec ->> 'history' = 'slim' as slim from {{schema}}.policies q where q.id = x.policy_id) p on true),
     input as materialized (
       select o.n, coalesce(v_ids[o.n], case when v_common is null then {{schema}}.new_id() else (v_common || lpad(to_hex(o.n), 8, '0'))::uuid end) as id, coalesce(v_new[o.n], true) as is_new, o.spec, o.payload::jsonb as payload,
              case when v_keyed then p_unique_key[o.n] end as unique_key, case when v_keyed then p_ordering_key[o.n] end as ordering_key
         from unnest(p_spec, p_payload) with ordinality as o(spec, payload, n)),
     placed as (
       insert into {{schema}}.jobs (id, run_at, created_at, deadline, max_attempts, required_worker_schema, priority, effect_class, queue, task,
-          policy_id, unique_scope, unique_key, payload, tags, meta, has_effects, ordering_key, ordering_halt, cohort)
+          policy_id, unique_scope, unique_key, payload, tags, meta, has_effects, slim, ordering_key, ordering_halt, cohort)
         select i.id, s.run_at, v_now, s.deadline, s.max_attempts, s.required_worker_schema, s.priority, s.effect_class, s.queue, s.task,
-               s.policy_id, case when i.unique_key is not null then s.unique_scope end, i.unique_key, i.payload, s.tags, s.meta, s.has_effects,
+               s.policy_id, case when i.unique_key is not null then s.unique_scope end, i.unique_key, i.payload, s.tags, s.meta, s.has_effects, s.slim,
                i.ordering_key, case when i.ordering_key is not null then s.ordering_halt end, s.cohort
           from input i join specs s on s.i = i.spec where i.is_new)
     select i.n::int, i.id, i.is_new from input i order by i.n;

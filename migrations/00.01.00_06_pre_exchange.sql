@@ -138,8 +138,8 @@ begin
            case when d.final <> 'failed' then d.final
                 else case d.told when 'retry_after' then 'retry_after' when 'retry_after_spent' then 'retry_after'
                   when 'snooze' then 'snoozed' when 'snooze_spent' then 'snoozed' when 'suspend' then 'suspended' else 'failed' end end,
-           d.effect_class, d.queue, d.task, d.policy_id, d.unique_scope, d.unique_key, d.payload,
-           case when d.final = 'succeeded' then d.result end,
+           d.effect_class, d.queue, d.task, d.policy_id, d.unique_scope, d.unique_key, case when d.slim and d.final = 'succeeded' then null else d.payload end,
+           case when d.final = 'succeeded' and d.slim is null then d.result end,
            case when d.final = 'succeeded' then null
                 when d.final = 'failed' and d.told in ('retry', 'retry_after', 'snooze', 'suspend')
                      and not (d.told = 'retry' and d.attempt + 1 >= d.max_attempts) then
@@ -210,14 +210,30 @@ end $$;
 comment on function {{schema}}.claim(uuid, integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[], integer) is
   'Claims up to p_limit due jobs of known tasks for a live worker, lane by lane, and among the first p_free of them those of cohorts that have slots. Answers one row of kind lease instead when the worker''s lease does not hold.';
 
+-- Whether ends may be lost with the server and the jobs simply run again: nothing else is in their transaction, nobody has asked
+-- for a cancel (which would leave an idempotent job unknown), and no side effect is told by them.
+create function {{schema}}.are_ends_alone(p_ids uuid[]) returns boolean
+  language sql stable security definer
+  set search_path = pg_catalog, pg_temp set enable_seqscan = off set enable_bitmapscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
+  select not exists (
+    select from {{schema}}.jobs j where j.id = any(p_ids)
+       and (j.effect_class = 'side_effecting' or j.status <> 'running' or j.cancel_requested_at is not null
+         or j.has_effects or j.run_id is not null or j.parent_job is not null))
+$$;
+comment on function {{schema}}.are_ends_alone(uuid[]) is
+  'Whether the ends of these attempts may be committed asynchronously: none is of a side-effecting job, of one whose cancelling was asked for, or makes other jobs, be it a node of a run, a child or one that promises effects.';
+
+-- p_ends_async: whether the worker trades. A transaction with a claim in it never does: a claim that the server has lost could
+-- be made again under the same epoch.
 create function {{schema}}.exchange(p_worker uuid, p_ids uuid[], p_epochs bigint[], p_outcomes text[], p_outcome_ids bigint[],
     p_results jsonb[], p_errors jsonb[], p_delays double precision[], p_limit integer, p_tasks text[], p_lane_queues text[],
-    p_lane_priorities smallint[], p_lane_mark_at timestamptz[], p_lane_mark_id uuid[], p_skip uuid[] default '{}', p_free integer default null)
+    p_lane_priorities smallint[], p_lane_mark_at timestamptz[], p_lane_mark_id uuid[], p_skip uuid[] default '{}', p_free integer default null, p_ends_async boolean default false)
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,
     attempt integer, max_attempts integer, recoveries integer, retry_afters integer, snoozes integer, generation integer,
     effect_class text, deadline timestamptz, claimed_at timestamptz, meta text, key_generation integer, releases integer, cohort text)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
+  v_async boolean := false;
   v_ended integer;
   v_n integer := coalesce(array_length(p_ids, 1), 0);
   v_busy uuid[];
@@ -239,6 +255,7 @@ begin
     end if;
   end if;
   if v_n > 0 then
+    v_async := p_ends_async and {{schema}}.are_ends_alone(p_ids);
     v_ended := {{schema}}.end_attempts(p_worker, p_ids, p_epochs, p_outcomes, p_outcome_ids, p_results, p_errors, p_delays);
     if v_ended <> v_n then
       -- Which were not applied: the worker asks for their record in a new statement.
@@ -251,10 +268,14 @@ begin
   end if;
   if p_limit > 0 then
     return query select * from {{schema}}.claim(p_worker, p_limit, p_tasks, p_lane_queues, p_lane_priorities, p_lane_mark_at, p_lane_mark_id, p_skip, p_free);
+    v_async := v_async and not found;
+  end if;
+  if v_async then
+    perform set_config('synchronous_commit', 'off', true);
   end if;
 end $$;
-comment on function {{schema}}.exchange(uuid, uuid[], bigint[], text[], bigint[], jsonb[], jsonb[], double precision[], integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[], integer) is
-  'One round trip of a worker: ends, then claims. Rows of kind job are claims, missed are ends whose fence did not match, busy are ends to be sent again because their run is locked, lease says that the worker may not claim.';
+comment on function {{schema}}.exchange(uuid, uuid[], bigint[], text[], bigint[], jsonb[], jsonb[], double precision[], integer, text[], text[], smallint[], timestamptz[], uuid[], uuid[], integer, boolean) is
+  'One round trip of a worker: ends, then claims. Rows of kind job are claims, missed are ends whose fence did not match, busy are ends to be sent again because their run is locked, lease says that the worker may not claim. With p_ends_async a transaction of ends alone, which claims nothing, is committed asynchronously.';
 
 create function {{schema}}.claim_suspect(p_worker uuid, p_tasks text[], p_queues text[])
   returns table (kind text, job_id uuid, claim_epoch bigint, task text, payload text, queue text, priority smallint, run_at timestamptz, policy_id text,

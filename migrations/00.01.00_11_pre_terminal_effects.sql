@@ -102,7 +102,9 @@ begin
   return jsonb_build_object(
           'task', p_effect -> 'task', 'queue', p_effect -> 'queue', 'priority', p_effect -> 'priority', 'max_attempts', p_effect -> 'max_attempts',
           'effect_class', p_effect -> 'effect_class', 'policy_id', p_effect -> 'policy_id',
-          'required_worker_schema', p_effect -> 'required_worker_schema', 'deadline_in', p_effect -> 'deadline', 'ordering', case when p_line is not null then 'continue' end,
+          'required_worker_schema', p_effect -> 'required_worker_schema', 'deadline_in', p_effect -> 'deadline',
+          -- That it is the job that was promised can be checked as long as it stands in history.
+          'slim', false, 'ordering', case when p_line is not null then 'continue' end,
           'meta', case when jsonb_typeof(p_owner.meta) = 'object' and octet_length((p_owner.meta || v_mark)::text) <= 131072 then p_owner.meta || v_mark else v_mark end);
 end $$;
 comment on function {{schema}}.effect_job_spec({{schema}}.history, jsonb, text, text) is 'How the job of an effect is enqueued, as a spec of enqueue_many. Raises where its policy is missing.';

@@ -70,7 +70,8 @@ begin
     if p_plan is null then
       select e.job_id into v_child_job from {{schema}}.enqueue_many(jsonb_build_array(p_spec), array[1], array[p_payload],
         p_ordering_key => case when p_ordering_key is not null then array[p_ordering_key] end) e;
-      update {{schema}}.jobs j set parent_job = p_job where j.id = v_child_job;
+      -- Its parent takes its result from history.
+      update {{schema}}.jobs j set parent_job = p_job, slim = null where j.id = v_child_job;
     else
       select r.run_id into v_child_run from {{schema}}.start_run(p_plan, p_payload::jsonb, null, p_meta, p_job) r;
     end if;

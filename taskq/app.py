@@ -33,7 +33,7 @@ from taskq.durations import Duration
 from taskq.effects import PromisedEffect, TerminalEffect
 from taskq.errors import ConfigurationError, TaskDefinitionError, UnknownTask
 from taskq.handle import CancelAnswer, Job, JobInfo, ResolveAnswer, RetryAnswer, SignalAnswer
-from taskq.policy import UNSET, EffectClass, ExecutionPolicy, Ordering, PolicyLayer, Retry, Unset, resolve
+from taskq.policy import UNSET, EffectClass, ExecutionPolicy, History, Ordering, PolicyLayer, Retry, Unset, resolve
 from taskq.promises import lower
 from taskq.reconcile import DidNotHappen, HookAnswer, StillUnknown
 from taskq.settings import check_schema
@@ -150,6 +150,7 @@ class TaskQ:
         effects: Iterable[TerminalEffect] | Unset = UNSET,
         ordering: Ordering | Unset | None = UNSET,
         cohort: Cohort | Unset | None = UNSET,
+        history: History | Unset = UNSET,
         process: bool = False,
         reconcile: Callable[..., _Undecided | Coroutine[Any, Any, _Undecided]] | None = None,
         reconcile_retry: Retry | None = None,
@@ -175,6 +176,7 @@ class TaskQ:
         effects: Iterable[TerminalEffect] | Unset = UNSET,
         ordering: Ordering | Unset | None = UNSET,
         cohort: Cohort | Unset | None = UNSET,
+        history: History | Unset = UNSET,
         process: bool = False,
     ) -> ReconciledDecorator[R]: ...
     def task(
@@ -212,8 +214,9 @@ class TaskQ:
                 ``"side_effecting"``), max_recoveries, max_retry_afters, max_snoozes, effects (what runs once the job
                 has ended: a list of ``TerminalEffect``), ordering (``"halt"`` or ``"continue"``: what becomes of the
                 rest of an ordering key while a job has failed), cohort (a ``Cohort``: how many run at once, across
-                all tasks with it). Durations as ``"30s"`` or seconds. Without a retry:
-                three attempts, about 5 s and 10 s apart; one for ``side_effecting``.
+                all tasks with it), history (``"full"``, or ``"slim"``: a job that has succeeded keeps neither payload
+                nor result). Durations as ``"30s"`` or seconds. Without a retry: three attempts, about 5 s and 10 s
+                apart; one for ``side_effecting``.
 
         Raises:
             TaskDefinitionError: The function cannot be a task, the name is taken, or there is no such option.

@@ -420,6 +420,21 @@ class JobCancelled(JobNotSucceeded):
     said = "was cancelled"
 
 
+class ResultNotKept(TaskQError):
+    """The job has succeeded, and its result was not kept: its task says ``history="slim"``.
+
+    Attributes:
+        job_id: The job.
+    """
+
+    def __init__(self, job_id: UUID) -> None:
+        self.job_id = job_id
+        super().__init__(
+            f"job {job_id} has succeeded, and its result was not kept, since its policy says history='slim'; declare "
+            "the task with history='full' if its result is wanted, or ask for status() alone"
+        )
+
+
 class RunNotSucceeded(TaskQError):
     """What ``result()`` raises for a run that ended otherwise.
 

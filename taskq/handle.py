@@ -60,7 +60,8 @@ class JobInfo:
     ordering_key: str | None
     cohort: str | None
     tags: tuple[str, ...]
-    payload: Mapping[str, Any]
+    payload: Mapping[str, Any] | None
+    """Its arguments; None where they were not kept (``history="slim"``), and its result neither."""
     result: Any
     error: Mapping[str, Any] | None
     meta: Mapping[str, Any] | None
@@ -105,6 +106,7 @@ class Job(Generic[R_co]):
         Raises:
             JobFailed: It failed for good.
             JobCancelled: It was cancelled.
+            ResultNotKept: It has succeeded, and its task says ``history="slim"``.
             ResultTimeout: It had not finished in time; the message says what was seen of it.
             JobNotFound: There is no such job.
             PayloadError: What is stored does not fit what the task returns.

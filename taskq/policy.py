@@ -31,6 +31,7 @@ __all__ = [
     "Duration",
     "EffectClass",
     "ExecutionPolicy",
+    "History",
     "Ordering",
     "PolicyLayer",
     "Retry",
@@ -51,6 +52,7 @@ EffectClass: TypeAlias = Literal["pure", "idempotent", "side_effecting"]
 EFFECT_START_LEVEL: Final = 2
 """The capability level of workers that commit an effect start before a side-effecting body; its jobs require it."""
 Ordering: TypeAlias = Literal["halt", "continue"]
+History: TypeAlias = Literal["full", "slim"]
 
 
 class Unset(Enum):
@@ -282,6 +284,9 @@ class ExecutionPolicy:
             delay: ``"halt"`` holds it, ``"continue"`` lets it go on; None is ``"halt"`` for side-effecting tasks and
             ``"continue"`` for others.
         cohort: Whose limit the job counts against while it runs; None for none.
+        history: What is kept of a job that has succeeded: ``"full"``, or ``"slim"`` without payload and result. Slim
+            jobs keep both where they fail, are cancelled, promise effects, belong to a run, a body or an effect, were
+            resolved or reopened.
 
     Raises:
         InvalidPolicy: A value is out of its bounds; the message names the field and the cure.
@@ -299,6 +304,7 @@ class ExecutionPolicy:
     effects: tuple[PromisedEffect, ...] = ()
     ordering: Ordering | None = None
     cohort: Cohort | None = None
+    history: History = "full"
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
@@ -322,6 +328,8 @@ class ExecutionPolicy:
             raise InvalidPolicy(f"ordering is {_short(self.ordering)}; give 'halt', 'continue' or None")
         if self.cohort is not None and not isinstance(self.cohort, Cohort):
             raise InvalidPolicy(f"cohort is {_short(self.cohort)}; give Cohort(name, limit=...) or None")
+        if self.history not in ("full", "slim"):
+            raise InvalidPolicy(f"history is {_short(self.history)}; give 'full' or 'slim'")
 
     @property
     def required_worker_schema(self) -> int | None:
@@ -352,6 +360,7 @@ class ExecutionPolicy:
             **{name: value for name in _OPTIONAL if (value := getattr(self, name)) is not None},
             # Its name alone: a limit that changes is no other policy.
             **({"cohort": self.cohort.name} if self.cohort else {}),
+            **({"history": self.history} if self.history != "full" else {}),
         }
 
     @classmethod
@@ -369,7 +378,7 @@ class ExecutionPolicy:
             give_up_on=told.get("give_up_on") or (),
         )
         effects = tuple(PromisedEffect.from_spec(effect) for effect in spec.get("effects") or ())
-        plain = {name: spec[name] for name in ("queue", "priority", *_PLAIN, *_OPTIONAL) if name in spec}
+        plain = {name: spec[name] for name in ("queue", "priority", "history", *_PLAIN, *_OPTIONAL) if name in spec}
         cohort = None if spec.get("cohort") is None else Cohort.stored(spec["cohort"])
         return cls(retry=retry, effects=effects, cohort=cohort, **plain)
 
@@ -418,6 +427,7 @@ class PolicyLayer:
     max_snoozes: int | Unset = UNSET
     ordering: Ordering | Unset | None = UNSET
     cohort: Cohort | Unset | None = UNSET
+    history: History | Unset = UNSET
     effects: Iterable[TerminalEffect] | Unset = UNSET
 
     def __post_init__(self) -> None:

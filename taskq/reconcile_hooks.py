@@ -95,6 +95,7 @@ def hook_task(
         max_recoveries=policy.max_recoveries,
         max_retry_afters=policy.max_retry_afters,
         effects=(),
+        history="full",
     )
     name = f"{task.name}{SUFFIX}"
     if len(name) > 128:

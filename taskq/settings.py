@@ -61,6 +61,8 @@ class Settings:
     """A worker process is replaced after about so many bodies; never by default."""
     max_memory: int | None = None
     """A worker process is replaced once it has about so many resident bytes (``512M``, ``2G``); never by default."""
+    ends_commit: str = "sync"
+    """``sync``, or ``async``: what only ends jobs is committed without waiting for the disk."""
     child_max_jobs: int = 1000
     """A child process for tasks with ``process=True`` is replaced after so many bodies."""
     child_max_memory: int | None = None
@@ -274,6 +276,7 @@ _PARSERS: Mapping[str, Callable[[Any], Any]] = {
     "processes": _processes,
     "max_jobs": _number(1, 1e12, "bodies", whole=True),
     "max_memory": _size,
+    "ends_commit": _choice("sync", "async"),
     "child_max_jobs": _number(1, 1e12, "bodies", whole=True),
     "child_max_memory": _size,
     "health_port": _port,

@@ -158,12 +158,14 @@ def exchange(
     lanes: Sequence[tuple[str, int]] = (("q", 5),),
     mark: tuple[object, UUID] = ("-infinity", NOBODY),
     skip: Sequence[UUID] = (),
+    ends_async: bool = False,
 ) -> list[Row]:
     """One exchange: ends, then at most ``limit`` claims; gives the rows that it answers."""
     return rows(
         conn,
         "select * from taskq.exchange(%s, %s::uuid[], %s::bigint[], %s::text[], %s::bigint[], %s::jsonb[], %s::jsonb[],"
-        " %s::float8[], %s, %s::text[], %s::text[], %s::smallint[], %s::timestamptz[], %s::uuid[], %s::uuid[])",
+        " %s::float8[], %s, %s::text[], %s::text[], %s::smallint[], %s::timestamptz[], %s::uuid[], %s::uuid[],"
+        " p_ends_async => %s)",
         worker,
         *_columns(ends),
         limit,
@@ -173,6 +175,7 @@ def exchange(
         [mark[0]] * len(lanes),
         [mark[1]] * len(lanes),
         list(skip),
+        ends_async,
     )
 
 

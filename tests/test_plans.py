@@ -22,6 +22,7 @@ from sql import (
     end,
     enqueue,
     exchange,
+    one,
     policy,
     register,
     rows,
@@ -90,6 +91,18 @@ def test_claims_and_ends_go_by_their_indexes_at_every_size(conn: Conn, statistic
                     assert scans(plan) == {("Index Scan", "jobs_pkey")}, (n, outcome)
                     assert discarded(plan) <= 2 * n
                     assert buffers(plan) <= 200 + 30 * n
+
+
+def test_whether_ends_are_alone_is_looked_up_by_primary_key(conn: Conn) -> None:
+    worker = warm_up(conn)
+    assert one(conn, "select taskq.are_ends_alone('{}')")
+    fill(conn, 50_000)
+    jobs = [row["job_id"] for row in claim(conn, worker, 500)]
+    with explained(conn) as notices:
+        assert one(conn, "select taskq.are_ends_alone(%s::uuid[])", jobs)
+    plan = Explained(notices).of("j.cancel_requested_at is not null")
+    assert scans(plan) == {("Index Scan", "jobs_pkey")}
+    assert buffers(plan) <= 200 + 5 * len(jobs)
 
 
 @pytest.mark.parametrize("statistics", ["stale", "fresh"])

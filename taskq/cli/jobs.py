@@ -127,6 +127,8 @@ def show_(
     for name in values:
         if row[name] is not None:
             print(f"\n{name}\n{_readable(row[name])}")
+        elif name in ("payload", "result") and row["payload"] is None:
+            print(f"\n{name}\nnot kept (slim)")
     print("\nattempts")
     print_table(
         [{**a, "error": _said(a["error"])} for a in attempts],

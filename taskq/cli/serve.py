@@ -75,6 +75,7 @@ def options_of(settings: Settings, name: str | None = None) -> WorkerOptions:
         poll_interval=settings.poll_interval,
         max_jobs=settings.max_jobs,
         max_memory=settings.max_memory,
+        ends_commit="async" if settings.ends_commit == "async" else "sync",
         child_max_jobs=settings.child_max_jobs,
         child_max_memory=settings.child_max_memory,
         health_port=settings.health_port,

@@ -49,6 +49,14 @@ def command(
         str | None,
         typer.Option("--max-memory", help="Replace a process that has about SIZE in memory: 512M, 2G.", metavar="SIZE"),
     ] = None,
+    ends_commit: Annotated[
+        str | None,
+        typer.Option(
+            "--ends-commit",
+            help="sync (the default), or async: ends alone do not wait for the disk; they may run again.",
+            metavar="sync|async",
+        ),
+    ] = None,
     child_max_jobs: Annotated[
         str | None,
         typer.Option("--child-max-jobs", help="The same for child processes of process=True [1000].", metavar="N"),
@@ -95,6 +103,7 @@ def command(
         "lease": lease,
         "grace": grace,
         "poll_interval": poll_interval,
+        "ends_commit": ends_commit,
         "max_jobs": max_jobs,
         "max_memory": max_memory,
         "child_max_jobs": child_max_jobs,

@@ -17,6 +17,7 @@ from taskq.errors import (
     JobCancelled,
     JobFailed,
     JobNotFound,
+    ResultNotKept,
     ResultTimeout,
     RunCancelled,
     RunFailed,
@@ -143,16 +144,19 @@ class Waiting:
         Raises:
             JobFailed, RunFailed: It failed.
             JobCancelled, RunCancelled: It was cancelled.
+            ResultNotKept: It has succeeded, and its result was not kept.
             JobNotFound, RunNotFound: It is not there.
         """
         if row is None:
             if not self._may_appear:
                 raise self.not_found()
         else:
-            status, result, error, finished = row
+            status, result, error, finished, kept = row
             self._may_appear = False
             self._status = status
             if status == "succeeded":
+                if not kept:
+                    raise ResultNotKept(self.job_id)
                 return True, result
             if finished:
                 if self._of == "run":

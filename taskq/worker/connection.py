@@ -73,6 +73,8 @@ class Connection:
         self._conn: asyncpg.Connection | None = None
         self._lock = asyncio.Lock()
         self._failures = 0
+        self.opened = 0
+        """How often it was opened: between two equal numbers the server has not gone."""
         self.on_open: Callable[[asyncpg.Connection], Any] | None = None
         """Awaited with each connection that was opened, before it is used."""
 
@@ -155,6 +157,7 @@ class Connection:
                 conn.terminate()
                 raise
         self._conn = conn
+        self.opened += 1
         keep_from_copies(conn)
         return conn
 

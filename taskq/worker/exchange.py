@@ -26,6 +26,7 @@ from taskq.worker.fetch import LaneBook
 from taskq.worker.policies import PolicyCache
 from taskq.worker.report import claimed, handed_back
 from taskq.worker.resend import Resender
+from taskq.worker.unflushed import LONGEST, Unflushed
 from taskq.worker.unproven import Unproven
 
 log = get_logger("worker")
@@ -71,6 +72,7 @@ class Exchanger:
         ping_every: Seconds without any statement after which the connection is asked whether it answers.
         policies: The cache of policies.
         counts: What is counted.
+        ends_async: Whether ends may be committed asynchronously.
         on_lease_refused: Called when the database says that the lease does not hold.
     """
 
@@ -88,6 +90,7 @@ class Exchanger:
         ping_every: float,
         policies: PolicyCache,
         counts: Counts,
+        ends_async: bool,
         on_lease_refused: Callable[[], None],
     ) -> None:
         self._sql = queries
@@ -109,7 +112,8 @@ class Exchanger:
         self._unproven = Unproven(tasks, executor.running, counts, outbox.put)
         self._loop = asyncio.get_running_loop()
         self._event = asyncio.Event()
-        self._resender = Resender(queries, conn, outbox, counts)
+        self._unflushed = Unflushed(outbox, conn, allowed=ends_async)
+        self._resender = Resender(queries, conn, outbox, counts, self._unflushed)
         self._asleep = False
         self._last_find = 0.0
         self._next_claim = 0.0
@@ -200,6 +204,8 @@ class Exchanger:
                 await self._claim_suspect()
             elif len(self._outbox) or limit:
                 await self._exchange(limit)
+            elif self._unflushed and (self._must_last or self._unflushed.is_due(now)):
+                await self._exchange(0)
             elif self._asleep and not self._capacity(now):
                 await self._set_asleep(False, pass_on=self._notified)
             elif now - self._last_sent > self._ping_every:
@@ -234,7 +240,7 @@ class Exchanger:
         return min(limit, max(self._free, 0 if self._executor.holds_slot else 1))
 
     async def _wait(self, now: float) -> None:
-        timeout = min(self._poll, self._ping_every)
+        timeout = min(self._poll, self._ping_every, LONGEST) if self._unflushed else min(self._poll, self._ping_every)
         if self._capacity(now):
             timeout = min(timeout, max(0.0, self._next_claim - now))
         elif self._executor.waiting or self._outbox.pending or self._suspects_since is not None:
@@ -243,6 +249,11 @@ class Exchanger:
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
                 await self._event.wait()
+
+    @property
+    def _must_last(self) -> bool:
+        """Whether ends are to be committed for good at once: somebody waits until all of them are confirmed."""
+        return self._closed or bool(self._blocks) or self._suspects_since is not None or self._alone is not None
 
     async def _ping(self) -> None:
         """Bodies may run for hours with every slot taken; the lease is renewed only while this connection answers."""
@@ -254,13 +265,16 @@ class Exchanger:
 
     async def _exchange(self, limit: int) -> None:
         batch = self._outbox.take()
-        worker_id = batch[0].worker_id if batch else self.worker_id
-        if worker_id != self.worker_id or self._resender.ends_only or self._outbox.bisecting:
+        last = batch[0] if batch else None if limit else self._unflushed.oldest
+        worker_id = last.worker_id if last else self.worker_id
+        alone = self._resender.ends_only or self._outbox.bisecting
+        if worker_id != self.worker_id or alone:
             limit = 0
-        if worker_id is None or (not batch and not limit):
+        if worker_id is None or (not last and not limit):
             self._resender.ends_only = False
             return
         started = self._loop.time()
+        lags = bool(batch) and not (alone or self._must_last) and self._unflushed.may_wait(started)
         self._pace += (len(batch) / max(started - self._paced_at, SHORTEST) - self._pace) * 0.2
         self._paced_at = self._last_sent = started
         rescan = limit > 0 and self._lanes.rescan_is_due(started)
@@ -280,6 +294,7 @@ class Exchanger:
                 *self._lanes.lanes(rescan=rescan),
                 self._resender.skip,
                 asked,
+                lags,
                 through=self._watched,
             )
             kinds = {row["kind"] for row in rows}
@@ -297,8 +312,12 @@ class Exchanger:
         self._resender.ends_only = False
         if busy:
             batch = self._resender.later([e for e in batch if (e.job_id, e.claim_epoch) in busy], batch, self.nudge)
-        if batch:
-            await self._ended(batch, missed)
+        # A claim has made it wait for the disk.
+        flushed = not lags or bool(claims)
+        if not batch:
+            self._unflushed.answered([], started, flushed=flushed)
+        else:
+            await self._ended(batch, missed, started, flushed=flushed)
             if self._watched is not None:
                 self._watched.acted("ends")
         if limit:
@@ -324,11 +343,12 @@ class Exchanger:
         if back and min(back) < self._poll:
             self._next_claim = min(self._next_claim, self._loop.time() + max(0.0, min(back)))
 
-    async def _ended(self, batch: list[End], missed: list[Any]) -> None:
+    async def _ended(self, batch: list[End], missed: list[Any], now: float, *, flushed: bool) -> None:
         keys = {(row["job_id"], row["claim_epoch"]) for row in missed}
         applied = [e for e in batch if (e.job_id, e.claim_epoch) not in keys] if keys else batch
         effects = [e for e in applied if e.effect_started_at is not None]
-        self._outbox.confirmed([e for e in applied if e.effect_started_at is None] if effects else applied)
+        plain = [e for e in applied if e.effect_started_at is None] if effects else applied
+        self._unflushed.answered(plain, now, flushed=flushed)
         if effects:
             await self._resender.prove(effects)
         if keys:

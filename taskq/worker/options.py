@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from dataclasses import dataclass, field
+from typing import Literal
 
 from taskq import errors
 
@@ -26,6 +27,9 @@ class WorkerOptions:
         health_host: The address for it.
         max_jobs: The worker drains and ends after about so many bodies; None for no bound.
         max_memory: The worker drains and ends once it has about so many resident bytes; None for no bound.
+        ends_commit: ``"sync"``, or ``"async"``: transactions that only end jobs are committed asynchronously, at the
+            risk that such jobs run again after a crash of the server. Refused where a served queue has a task that is
+            ``side_effecting``, and ``ctx.transaction()`` is refused in bodies.
         child_max_jobs: A child process for ``process=True`` is replaced after so many bodies.
         child_max_memory: A child process is replaced once it has so many resident bytes after a body; None for no
             bound.
@@ -43,6 +47,7 @@ class WorkerOptions:
     health_host: str = "127.0.0.1"
     max_jobs: int | None = None
     max_memory: int | None = None
+    ends_commit: Literal["sync", "async"] = "sync"
     child_max_jobs: int = 1000
     child_max_memory: int | None = None
 
@@ -59,6 +64,8 @@ class WorkerOptions:
         ):
             if value is not None and value < low:
                 raise errors.ConfigurationError(f"{what} is {value}; it must be at least {low}")
+        if self.ends_commit not in ("sync", "async"):
+            raise errors.ConfigurationError(f"ends_commit is {self.ends_commit!r}; give 'sync' or 'async'")
         if not 0.01 <= self.poll_interval <= 60:
             raise errors.ConfigurationError(
                 f"poll_interval is {self.poll_interval}; it must be from 0.01 to 60 seconds"

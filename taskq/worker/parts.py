@@ -220,6 +220,7 @@ def build_parts(
         ping_every=min(PING_EVERY, options.tolerance / 4),
         policies=PolicyCache(queries, tasks),
         counts=counts,
+        ends_async=options.ends_commit == "async",
         on_lease_refused=lease_refused,
     )
     maintenance = Maintenance(
@@ -257,7 +258,14 @@ def build_parts(
         on_expiring=hooks.expiring,
     )
     registration.keeper = keeper
-    blocks = Blocks(queries=queries, dsn=dsn, tasks=tasks, concurrency=options.concurrency, patience=patience)
+    blocks = Blocks(
+        queries=queries,
+        dsn=dsn,
+        tasks=tasks,
+        concurrency=options.concurrency,
+        patience=patience,
+        ends_async=options.ends_commit == "async",
+    )
     safe = SafeBodies(
         queries=queries, dsn=dsn, lease=keeper, blocks=blocks, concurrency=options.concurrency, patience=patience
     )

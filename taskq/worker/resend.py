@@ -21,6 +21,7 @@ from taskq.worker.complete import Outbox, cannot_be_stored, partition_is_missing
 from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.proofs import prove_end
 from taskq.worker.report import after_commit, not_proven
+from taskq.worker.unflushed import Unflushed
 
 log = get_logger("worker")
 
@@ -38,13 +39,17 @@ class Resender:
         conn: The exchange's connection.
         outbox: Where ends are kept.
         counts: What is counted.
+        unflushed: Ends that the server may still lose.
     """
 
-    def __init__(self, queries: Mapping[str, str], conn: Connection, outbox: Outbox, counts: Counts) -> None:
+    def __init__(
+        self, queries: Mapping[str, str], conn: Connection, outbox: Outbox, counts: Counts, unflushed: Unflushed
+    ) -> None:
         self._sql = queries
         self._conn = conn
         self._outbox = outbox
         self._counts = counts
+        self._unflushed = unflushed
         self.ends_only = False
         """Whether to send ends without claims, to find out which of the two is refused."""
         self.skip: list[UUID] = []
@@ -78,7 +83,8 @@ class Resender:
         mine = any(row["ended"] and row["outcome_id"] == end.outcome_id for row in rows)
         if mine or (end.outcome == "unknown" and any(row["outcome"] == "unknown" for row in rows)):
             if end.effect_started_at is None:
-                self._outbox.confirmed([end])
+                # Whether that commit has waited for the disk is not known here.
+                self._unflushed.answered([end], asyncio.get_running_loop().time(), flushed=False)
             else:
                 await self.prove([end])
         elif any(not row["ended"] for row in rows):

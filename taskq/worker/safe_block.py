@@ -90,10 +90,12 @@ class Blocks:
         tasks: Mapping[str, Task[..., Any]],
         concurrency: int,
         patience: float,
+        ends_async: bool = False,
     ) -> None:
         self._sql = queries
         self._dsn = dsn
         self._tasks = tasks
+        self._ends_async = ends_async
         self._patience = patience
         self._loop = asyncio.get_running_loop()
         self._pool = AsyncPool(dsn, size=concurrency, name="taskq transaction", resets=True, on_open=keep_from_copies)
@@ -329,6 +331,12 @@ class Blocks:
     # What both need -------------------------------------------------------------------------------------------------
 
     def _begin(self, ctx: JobContext) -> tuple[UUID, int]:
+        if self._ends_async:
+            raise TransactionalStepUnsupported(
+                "this worker commits ends asynchronously (ends_commit='async'), and a block of ctx.transaction() "
+                f"promises that its end lasts; serve the queue {ctx.queue} by a worker with ends_commit='sync', and "
+                "retry the job"
+            )
         key = (ctx.job_id, ctx.claim_epoch)
         if key in self._open:
             raise TransactionalStepUnsupported(

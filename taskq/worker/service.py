@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
@@ -61,7 +61,8 @@ class Worker:
             stopped; without it the worker stops by itself then, and ``run`` returns ``EXIT_RECYCLED``.
 
     Raises:
-        ConfigurationError: There are no tasks, or one with ``process=True`` that no child process could find.
+        ConfigurationError: There are no tasks, or one with ``process=True`` that no child process could find, or ends
+            are to be committed asynchronously and a served queue has a side-effecting task.
     """
 
     def __init__(
@@ -87,6 +88,8 @@ class Worker:
         self._dsn = dsn
         self._schema = schema
         self._queues = self.options.queues or tuple(sorted({t.policy.queue for t in self._tasks.values()}))
+        if self.options.ends_commit == "async":
+            _refuse_side_effects(self._tasks, self._queues)
         self.counts = Counts()
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
@@ -352,3 +355,20 @@ class Worker:
     def drain(self) -> None:
         """Stop as after SIGTERM, since an operator wants it."""
         self._stop.set()
+
+
+def _refuse_side_effects(tasks: Mapping[str, Task[..., Any]], queues: Sequence[str]) -> None:
+    """Refuse to commit ends asynchronously where one could be that of a side effect.
+
+    One that was enqueued into such a queue for once is ended by a commit that waits: the database sees to that.
+    """
+    found = sorted(
+        t.name for t in tasks.values() if t.policy.effect_class == "side_effecting" and t.policy.queue in queues
+    )
+    if found:
+        queue = tasks[found[0]].policy.queue
+        raise errors.ConfigurationError(
+            f"ends_commit is 'async', and the task {found[0]} of queue {queue} is side_effecting: its end must not be "
+            "lost, or nobody knows whether its effect has happened; give such tasks a queue of their own, served by a "
+            "worker with ends_commit='sync', and name the other queues here (--queue)"
+        )

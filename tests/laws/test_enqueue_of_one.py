@@ -31,6 +31,9 @@ FITS: list[dict[str, object]] = [
     {"policy_id": "promises", "has_effects": False},
     {"policy_id": "promises_nothing"},
     {"policy_id": "unknown"},
+    {"policy_id": "slim"},
+    {"policy_id": "slim", "slim": False},
+    {"policy_id": "slim", "has_effects": True},
     {"ordering": "halt"},
     {"run_at": INSTANT},
     {"deadline": INSTANT},
@@ -74,6 +77,7 @@ def ready(conn: Conn) -> Conn:
     """With policies that promise something and nothing; the clock stands, so that instants can be compared."""
     policy(conn, "p")
     policy(conn, "promises_nothing", effects=[])
+    policy(conn, "slim", history="slim")
     effect = {
         "name": "e",
         "task": "e",

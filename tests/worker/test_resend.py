@@ -19,6 +19,7 @@ from taskq.worker.claims import Counts, End
 from taskq.worker.complete import Outbox, next_outcome_id
 from taskq.worker.connection import Connection
 from taskq.worker.resend import Resender
+from taskq.worker.unflushed import Unflushed
 
 pytestmark = pytest.mark.anyio
 
@@ -44,7 +45,13 @@ class Bench:
 async def bench(dsn: str, anyio_backend: str) -> AsyncIterator[Bench]:
     with proxy(dsn) as way:
         conn, outbox, counts = Connection(way.dsn, "taskq exchange"), Outbox(), Counts()
-        yield Bench(way, conn, outbox, counts, Resender(load("worker", "taskq"), conn, outbox, counts))
+        yield Bench(
+            way,
+            conn,
+            outbox,
+            counts,
+            Resender(load("worker", "taskq"), conn, outbox, counts, Unflushed(outbox, conn, allowed=False)),
+        )
         await conn.close()
 
 

@@ -18,11 +18,11 @@ select {{schema}}.ensure_limit($1::text, $2::int);
 -- name: outcome
 -- How a job stands, in one snapshot: it is in exactly one of the two tables. A job cannot end before its id was made,
 -- give or take a step of the clock; the bound keeps older partitions of history out.
-select h.status, h.result::text as result, h.error::text as error, true as finished
+select h.status, h.result::text as result, h.error::text as error, true as finished, h.payload is not null as kept
   from {{schema}}.history h
  where h.id = $1::text::uuid and h.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day'
 union all
-select j.status, null, null, false from {{schema}}.jobs j where j.id = $1::text::uuid;
+select j.status, null, null, false, true from {{schema}}.jobs j where j.id = $1::text::uuid;
 
 -- name: get
 -- All about one job, in one snapshot; the same bound on history.
@@ -97,7 +97,7 @@ select r.run_id, r.created from {{schema}}.start_run($1::text, $2::text::jsonb, 
 
 -- name: run_outcome
 -- How a run stands, as outcome says it of a job.
-select r.status, r.result::text as result, r.error::text as error, r.finished_at is not null as finished
+select r.status, r.result::text as result, r.error::text as error, r.finished_at is not null as finished, true as kept
   from {{schema}}.runs r where r.id = $1::text::uuid;
 
 -- name: run

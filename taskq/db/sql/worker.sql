@@ -3,7 +3,7 @@
 
 -- name: exchange
 -- One round trip: ends, then claims. See migrations for the shape and its figures.
-select * from {{schema}}.exchange($1, $2, $3, $4, $5, $6::jsonb[], $7::jsonb[], $8, $9, $10, $11, $12, $13, $14, $15, $16);
+select * from {{schema}}.exchange($1, $2, $3, $4, $5, $6::jsonb[], $7::jsonb[], $8, $9, $10, $11, $12, $13, $14, $15, $16, $17);
 
 -- name: ping
 -- Whether the connection answers, when there is nothing else to ask.
