@@ -148,7 +148,7 @@ begin
       v_old.key_generation, v_old.has_effects, v_old.ordering_key, v_old.cohort, v_old.checkpoint, v_old.checkpoint_version,
       v_old.run_id, (select r.run_epoch from {{schema}}.runs r where r.id = v_old.run_id),
       -- Its parent still waits, unless it has been told of the end before.
-      (select s.job_id from {{schema}}.steps s where s.child_job = job_id and not s.done));
+      {{schema}}.child_reopened(job_id, null, v_old.status, v_old.error));
   perform {{schema}}.wake(array[v_old.queue]);
   perform {{schema}}.note('retry', job_id::text, actor, reason,
     jsonb_build_object('answer', 'reopened', 'was', v_old.status, 'finished_at', v_old.finished_at, 'error', v_old.error, 'deadline_dropped', v_old.deadline <= v_now));

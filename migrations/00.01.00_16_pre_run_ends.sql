@@ -544,6 +544,9 @@ begin
   select * into v_run from {{schema}}.runs r where r.id = run_id;
   perform {{schema}}.may_reopen(v_run);
   perform {{schema}}.reopening({{schema}}.as_owner(v_run));
+  if v_run.started_by is not null then
+    perform {{schema}}.child_reopened(null, run_id, v_run.status, v_run.error);
+  end if;
   update {{schema}}.runs r set status = 'running', finished_at = null, input = case when r.items is null then coalesce(p_input, r.input) else r.input end, result = null, error = null, cancel_requested_at = null, cancel_reason = null, stopping_at = null,
       run_epoch = r.run_epoch + 1, generation = r.generation + 1 where r.id = run_id returning * into v_run;
   perform {{schema}}.receipt(run_id, 'reopened');

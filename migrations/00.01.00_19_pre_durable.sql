@@ -211,7 +211,7 @@ begin
   insert into {{schema}}.steps as w (job_id, generation, kind, name, occurrence, claim_epoch, recorded_at, until, done)
     values (p_job, v_generation, 'wait', p_name, p_occurrence, p_epoch, v_now, v_now + make_interval(secs => case when p_seconds > 3155760000 then 3155760000 else p_seconds end), false)
     -- Of another epoch, it is one that the body asks for no more, and no signal wakes it.
-    on conflict (job_id, generation, kind, name, occurrence) do update set claim_epoch = p_epoch where not w.done;
+    on conflict (job_id, generation, kind, name, occurrence) do update set claim_epoch = p_epoch, left_by = null where not w.done;
   select s.* into v_wait from {{schema}}.steps s
    where s.job_id = p_job and s.generation = v_generation and s.kind = 'wait' and s.name = p_name and s.occurrence = p_occurrence;
   if v_wait.done then
@@ -491,8 +491,8 @@ begin
   return query
     select 4, 'signal_taken_by_nobody', g.job_id, format('signal %s was taken, and no wait has it', g.name) from {{schema}}.signals g
      where g.taken_at is not null and not exists (select from {{schema}}.steps s where s.signal_id = g.id and s.job_id = g.job_id)
-       -- One to a run may outlive the steps of the job that has taken it.
-       and (g.run_id is null or exists (select from {{schema}}.jobs j where j.id = g.job_id) or exists (select from {{schema}}.history h where h.id = g.job_id));
+       -- What retention has dropped the job of is forgotten bit by bit.
+       and (exists (select from {{schema}}.jobs j where j.id = g.job_id) or exists (select from {{schema}}.history h where h.id = g.job_id));
   return query
     select 4, 'run_signal_not_given', j.id, format('it is held for signal %s, which is kept for its run', s.name) from {{schema}}.jobs j
       join {{schema}}.steps s on s.job_id = j.id and s.generation = j.generation and s.kind = 'wait' and not s.done and s.claim_epoch = j.claim_epoch
@@ -506,7 +506,8 @@ begin
     select 4, 'wait_without_its_signal', s.job_id, format('wait %s #%s has taken signal %s, which is not taken, or differs', s.name, s.occurrence, s.signal_id) from {{schema}}.steps s
      where s.signal_id is not null and not exists (
        select from {{schema}}.signals g where g.id = s.signal_id and g.job_id = s.job_id and g.generation = s.generation and g.name = s.name
-          and g.taken_at is not null and g.payload = s.value);
+          and g.taken_at is not null and g.payload = s.value)
+       and (exists (select from {{schema}}.jobs j where j.id = s.job_id) or exists (select from {{schema}}.history h where h.id = s.job_id));
   if scope = 'all' then
     return query
       select 4, 'step_of_no_attempt', s.job_id, format('step %s #%s was recorded by attempt %s, and there was none', s.name, s.occurrence, s.claim_epoch)

@@ -29,6 +29,13 @@ create function {{schema}}.waits_for_ended(p_job uuid, p_generation integer, p_e
 $$;
 comment on function {{schema}}.waits_for_ended(uuid, integer, bigint) is 'Whether one of the children that an attempt has asked for, and has not been given, has ended.';
 
+create function {{schema}}.waiting_parent(p_job {{schema}}.jobs) returns uuid
+  language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+  select case when p_job.parent_job is not null then p_job.parent_job
+    when p_job.run_id is not null then (select s.job_id from {{schema}}.steps s where s.child_run = any({{schema}}.run_and_above(p_job.run_id)) and not s.done limit 1) end
+$$;
+comment on function {{schema}}.waiting_parent({{schema}}.jobs) is 'The job whose body waits for this one, or for the run that it is a node of, or one above; null for none.';
+
 create function {{schema}}.start_child(p_worker uuid, p_job uuid, p_epoch bigint, p_name text, p_occurrence integer,
     p_spec jsonb, p_payload text, p_ordering_key text, p_plan text, p_meta jsonb)
   returns table (answer text, value text, error text, child uuid)
@@ -60,9 +67,9 @@ begin
     -- It would stand in line behind who waits for it.
     if p_ordering_key is not null and exists (
         with recursive above as (
-          select v_job.ordering_key, v_job.parent_job
+          select v_job.ordering_key, {{schema}}.waiting_parent(v_job) as parent
           union all
-          select j.ordering_key, j.parent_job from above a join {{schema}}.jobs j on j.id = a.parent_job)
+          select j.ordering_key, {{schema}}.waiting_parent(j) from above a join {{schema}}.jobs j on j.id = a.parent)
         select from above a where a.ordering_key = p_ordering_key) then
       raise exception using errcode = 'WF042', message = format('a child of job %s cannot have the ordering key %L, which that job has, or one above it that waits for it', p_job, left(p_ordering_key, 100)),
         detail = jsonb_build_object('job_id', p_job, 'ordering_key', p_ordering_key)::text, hint = 'The two would wait for each other. Give the child another key, or none: it runs alone as long as its parent waits for it.';
@@ -89,7 +96,7 @@ begin
       select case when r.id is null then 'gone' when r.finished_at is null then 'waits' else r.status end as status, r.result, r.error into v_end
         from (select v_step.child_run as id) c left join {{schema}}.runs r on r.id = c.id;
     end if;
-    update {{schema}}.steps s set claim_epoch = p_epoch, done = v_end.status <> 'waits',
+    update {{schema}}.steps s set claim_epoch = p_epoch, left_by = null, done = v_end.status <> 'waits',
         recorded_at = case when v_end.status = 'waits' then s.recorded_at else {{schema}}.now() end,
         value = case when v_end.status = 'succeeded' then coalesce(v_end.result, 'null') end,
         error = case when v_end.status not in ('waits', 'succeeded') then jsonb_build_object('status', v_end.status) || coalesce(v_end.error, case v_end.status
@@ -161,9 +168,12 @@ begin
         v_left := v_left or exists (select from {{schema}}.jobs j where j.id = v_child.child_job);
       elsif v_job.status in ('pending', 'held') then
         perform {{schema}}.finish(v_job, 'cancelled', null, null, v_error);
-      elsif v_job.status = 'running' and v_job.cancel_requested_at is null then
+      elsif v_job.cancel_requested_at is null then
+        -- An unknown outcome stays to be decided, and is then cancelled if it did not happen.
         update {{schema}}.jobs j set cancel_requested_at = {{schema}}.now() where j.id = v_job.id;
-        perform pg_notify('{{schema}}_cancel', v_job.claimed_by || ' ' || v_job.id || ' ' || v_job.claim_epoch);
+        if v_job.status = 'running' then
+          perform pg_notify('{{schema}}_cancel', v_job.claimed_by || ' ' || v_job.id || ' ' || v_job.claim_epoch);
+        end if;
       end if;
     else
       perform from {{schema}}.runs r where r.id = v_child.child_run and r.finished_at is null for update skip locked;
@@ -232,6 +242,32 @@ end $$;
 comment on function {{schema}}.sweep_children(integer) is
   'Looks at up to p_limit parents that could not be told at once that a child has ended, or whose children could not be cancelled with them. Returns at how many there was something to do. Called by the sweep.';
 
+-- Who reopens a child of a parent that is over wants it for its own sake. What the sweep has left to do of a cancelled parent
+-- is not about it.
+create function {{schema}}.child_reopened(p_job uuid, p_run uuid, p_status text, p_error jsonb) returns uuid
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_step {{schema}}.steps;
+begin
+  if p_job is not null then
+    select * into v_step from {{schema}}.steps s where s.child_job = p_job and not s.done;
+  else
+    select * into v_step from {{schema}}.steps s where s.child_run = p_run and not s.done;
+  end if;
+  if not found then
+    return null;
+  elsif exists (select from {{schema}}.jobs j where j.id = v_step.job_id and j.generation = v_step.generation) then
+    -- Somebody may be cancelling it just now, and does not see a child that was not there.
+    insert into {{schema}}.child_rechecks (job_id, due_at) values (v_step.job_id, {{schema}}.now());
+    return v_step.job_id;
+  end if;
+  update {{schema}}.steps s set done = true, error = jsonb_build_object('status', p_status) || coalesce(p_error, '{}')
+    where s.job_id = v_step.job_id and s.generation = v_step.generation and s.kind = 'child' and s.name = v_step.name and s.occurrence = v_step.occurrence;
+  return null;
+end $$;
+comment on function {{schema}}.child_reopened(uuid, uuid, text, jsonb) is
+  'A child, a job or a run, is reopened that had ended so: answers the parent that still waits for it. One that is over waits no more: the child goes on without, and its first end is noted.';
+
 create view {{schema}}.children as
   select s.job_id as parent_job, p.task as parent_task, p.status as parent_status, s.generation, s.name, s.occurrence, s.child_job, s.child_run,
          coalesce(j.status, r.status) as status, s.recorded_at, s.done as told, s.value, s.error
@@ -262,6 +298,6 @@ begin
       from {{schema}}.steps s left join {{schema}}.jobs c on c.id = s.child_job left join {{schema}}.runs r on r.id = s.child_run
       join lateral (select h.generation from {{schema}}.history h where h.id = s.job_id and h.finished_at >= {{schema}}.id_time(s.job_id) - interval '1 day' and h.status = 'cancelled') p on p.generation = s.generation
      where s.kind = 'child' and not s.done and not exists (select from {{schema}}.child_rechecks k where k.job_id = s.job_id)
-       and (c.status in ('pending', 'held') or c.status = 'running' and c.cancel_requested_at is null or r.finished_at is null and r.cancel_requested_at is null and r.id is not null);
+       and (c.status in ('pending', 'held') or c.status in ('running', 'unknown') and c.cancel_requested_at is null or r.finished_at is null and r.cancel_requested_at is null and r.id is not null);
 end $$;
 comment on function {{schema}}.check_children() is 'The part of check_invariants that is about the children of durable bodies.';

@@ -67,6 +67,7 @@ class Steps:
         self._begun: dict[tuple[str, str], int] = {}
         self._asked: set[Key] = set()
         self._recorded: dict[Key, Record] | None = None
+        self._given: dict[Key, str] = {}
         self._loading = asyncio.Lock()
         self._running = 0
         self._quiet = asyncio.Event()
@@ -80,12 +81,16 @@ class Steps:
             record = await self._find(key)
             if record is not None:
                 return decode(self._ctx.job_id, key, declared, record)
-            with self._inside(key):
-                value = fn(*args, **kwargs)
-                if inspect.isawaitable(value):
-                    value = await value
-            text, value = encode(name, declared, value)
+            if (given := self._given.get(key)) is not None:
+                text, value = given, decode(self._ctx.job_id, key, declared, Record(given))
+            else:
+                with self._inside(key):
+                    value = fn(*args, **kwargs)
+                    if inspect.isawaitable(value):
+                        value = await value
+                text, value = self._encoded(key, declared, value)
             await self._ctx._bodies.record_step(self._ctx, key, text)
+            self._given.pop(key, None)
             return value
 
     def step_sync(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -96,17 +101,21 @@ class Steps:
             record = bodies.wait("step_sync", self._find(key))
             if record is not None:
                 return decode(self._ctx.job_id, key, declared, record)
-            with self._inside(key):
-                value = fn(*args, **kwargs)
-                if inspect.isawaitable(value):
-                    if inspect.iscoroutine(value):
-                        value.close()
-                    raise StepRefused(
-                        f"step {name}: its function is async, and step_sync runs in a thread, which has nothing to "
-                        "await it; give it a plain function, or make the body async and use 'await ctx.step(...)'"
-                    )
-            text, value = encode(name, declared, value)
+            if (given := self._given.get(key)) is not None:
+                text, value = given, decode(self._ctx.job_id, key, declared, Record(given))
+            else:
+                with self._inside(key):
+                    value = fn(*args, **kwargs)
+                    if inspect.isawaitable(value):
+                        if inspect.iscoroutine(value):
+                            value.close()
+                        raise StepRefused(
+                            f"step {name}: its function is async, and step_sync runs in a thread, which has nothing to "
+                            "await it; give it a plain function, or make the body async and use 'await ctx.step(...)'"
+                        )
+                text, value = self._encoded(key, declared, value)
             bodies.wait("step_sync", bodies.record_step(self._ctx, key, text))
+            self._given.pop(key, None)
             return value
 
     async def sleep(self, name: str, duration: Duration) -> None:
@@ -178,6 +187,12 @@ class Steps:
     def left(self) -> list[Key]:
         """What earlier attempts have recorded and this one has not asked for, in order."""
         return sorted((self._recorded or {}).keys() - self._asked)
+
+    def _encoded(self, key: Key, declared: Any, value: Any) -> tuple[str, Any]:
+        """As ``encode``; kept until its record is confirmed, so that a body that tries again does not do it again."""
+        text, value = encode(key.name, declared, value)
+        self._given[key] = text
+        return text, value
 
     async def _left_of(self, key: Key, seconds: float) -> float:
         record = await self._find(key)

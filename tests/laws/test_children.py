@@ -29,6 +29,7 @@ from sql import (
     policy,
     refused,
     register,
+    resolve,
     retry,
     rows,
     running,
@@ -438,3 +439,65 @@ def test_a_line_in_the_rechecks_is_no_fault(conn: Conn) -> None:
     assert status(conn, job) == "pending"
     assert "sweep" not in duties(conn)
     assert isinstance(conn, psycopg.Connection)
+
+
+def test_a_child_whose_outcome_is_unknown_does_not_run_again_once_its_parent_was_cancelled(conn: Conn) -> None:
+    worker, job = parent(conn)
+    started = held_for_child(conn, worker, job)
+    claim_child(conn, worker)
+    assert end(conn, worker, End(started, outcome="unknown", error={"reason": "timed_out"})) == 1
+    assert cancel(conn, job) == "cancelled"
+    assert status(conn, started) == "unknown"
+    assert violations(conn) == []
+    assert resolve(conn, started, happened=False) == "cancelled"
+    assert violations(conn) == []
+
+
+def test_a_child_that_is_reopened_after_its_parent_was_cancelled_is_on_its_own(conn: Conn) -> None:
+    worker, job = parent(conn)
+    started = child(conn, worker, job)[3]
+    run = child(conn, worker, job, "run", plan=store(conn, [node("a")]))[3]
+    assert suspend(conn, worker, job, CHILD, ("child", "run", 1)) == 1
+    assert cancel(conn, job) == "cancelled"
+    assert status(conn, started) == "cancelled"
+    assert retry(conn, started) == "reopened"
+    assert one(conn, "select taskq.retry_run(%s)", run) == "reopened"
+    assert violations(conn) == []
+    assert one(conn, "select taskq.sweep_children()") == 0
+    assert status(conn, started) == "pending"
+    assert info(conn, run)["status"] == "running"
+
+
+def test_a_child_of_a_run_below_cannot_stand_in_line_behind_who_waits_for_that_run(conn: Conn) -> None:
+    policy(conn)
+    worker, job = running(conn, worker_for(conn), ordering_key="k")
+    run = child(conn, worker, job, "run", plan=store(conn, [node("a")]))[3]
+    [of_run] = claim(conn, worker, 1, tasks=["a"])
+    assert one(conn, "select run_id from taskq.jobs where id = %s", of_run["job_id"]) == run
+    with pytest.raises(psycopg.Error) as caught, conn.transaction():
+        child(conn, worker, of_run["job_id"], ordering_key="k")
+    assert caught.value.sqlstate == "WF042"
+    below = child(conn, worker, of_run["job_id"], "below")[3]
+    claim_child(conn, worker)
+    with pytest.raises(psycopg.Error) as caught, conn.transaction():
+        child(conn, worker, below, ordering_key="k")
+    assert caught.value.sqlstate == "WF042"
+
+
+def test_a_child_that_was_left_and_is_asked_for_again_is_no_fault(conn: Conn) -> None:
+    worker, job = parent(conn)
+    child(conn, worker, job)
+    assert wait(conn, worker, job)[0] == "waits"
+    assert suspend(conn, worker, job, CHILD) == 1
+    claim_child(conn, worker)
+    end(conn, worker, End(one(conn, "select child_job from taskq.steps where kind = 'child'")))
+    claim_one(conn, worker)
+    left = "select taskq.leave_steps(%s, %s, 2, array['child', 'wait'], array['c', 'go'], array[1, 1])"
+    assert one(conn, left, worker, job) == 2
+    lose(conn, worker)
+    assert settle(conn)[job] == "pending"
+    worker = worker_for(conn)
+    claim_one(conn, worker)
+    assert wait(conn, worker, job, epoch=3)[0] == "waits"
+    assert child(conn, worker, job, epoch=3)[0] == "succeeded"
+    assert violations(conn) == []

@@ -17,6 +17,7 @@ from sql import (
     claim_one,
     control_clock,
     detail,
+    drop_expired,
     dump,
     end,
     enqueue,
@@ -520,3 +521,22 @@ def test_each_check_of_signals_has_its_forgery(conn: Conn) -> None:
     text = one(conn, "select prosrc from pg_proc where oid = 'taskq.check_steps(text)'::regprocedure")
     checks = {code for code in re.findall(r"select \d+, '(\w+)'", text) if not code.startswith(("step", "run"))}
     assert checks == {code for code, _ in FORGERIES}
+
+
+def test_what_is_half_forgotten_is_no_fault(conn: Conn) -> None:
+    control_clock(conn)
+    worker, job = running(conn)
+    sleep(conn, worker, job, 0)
+    sleep(conn, worker, job, 0, occurrence=2)
+    send(conn, job)
+    _, signal, _, _ = wait(conn, worker, job)
+    assert take(conn, worker, job, signal) == "taken"
+    end(conn, worker, End(job))
+    conn.execute("select taskq.ensure_partitions()")
+    shift_clock(conn, "40 days")
+    conn.execute("select taskq.ensure_partitions()")
+    while drop_expired(conn):
+        pass
+    assert one(conn, "select count(*) from taskq.history") == 0
+    while one(conn, "select taskq.prune_steps(1)"):
+        assert violations(conn) == []

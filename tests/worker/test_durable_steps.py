@@ -552,6 +552,46 @@ async def test_a_step_that_cannot_be_recorded_is_an_error_of_the_body(
     assert await recorded(aconn, job.id) == [("one", 1, 1, "0")]
 
 
+async def test_a_step_whose_record_nobody_confirmed_is_not_called_again_by_its_attempt(
+    run_worker: RunWorker, app: TaskQ, aconn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from taskq.worker.safe import SafeBodies
+
+    calls: list[str] = []
+    sent: list[int] = []
+    real = SafeBodies._record
+
+    async def loses(self: SafeBodies, entries: Any, wait: bool) -> Any:
+        answers = await real(self, entries, wait)
+        sent.append(len(entries))
+        if len(sent) <= 2:
+            raise DatabaseUnavailable("the answer was lost")
+        return answers
+
+    def charge(kind: str) -> int:
+        calls.append(kind)
+        return len(calls)
+
+    @app.task
+    async def works(ctx: JobContext) -> int:
+        with pytest.raises(DatabaseUnavailable):
+            await ctx.step("one", charge, "async")
+        return await ctx.step("one", charge, "again")
+
+    @app.task
+    def plain(ctx: JobContext) -> int:
+        with pytest.raises(DatabaseUnavailable):
+            ctx.step_sync("one", charge, "plain")
+        return ctx.step_sync("one", charge, "again")
+
+    monkeypatch.setattr(SafeBodies, "_record", loses)
+    async with run_worker():
+        assert await (await works.enqueue()).result(15) == 1
+        sent.clear()
+        assert await (await plain.enqueue()).result(15) == 2
+    assert calls == ["async", "plain"]
+
+
 async def test_a_job_whose_row_is_locked_does_not_hold_up_the_steps_of_others(
     run_worker: RunWorker, app: TaskQ, aconn: asyncpg.Connection, gates: Gates
 ) -> None:

@@ -18,6 +18,7 @@ from sql import (
     lose,
     one,
     policy,
+    retry,
     rows,
     running,
     sessions,
@@ -183,3 +184,20 @@ def test_a_child_that_ends_while_its_parent_is_cancelled_keeps_its_end(dsn: str,
     assert cancel(conn, job) == "cancelled"
     assert status(conn, started) == "succeeded"
     assert violations(conn) == []
+
+
+def test_a_child_that_is_reopened_while_its_parent_is_cancelled_is_cancelled_by_the_sweep(dsn: str, conn: Conn) -> None:
+    worker, job = parent(conn)
+    started = held_for_child(conn, worker, job)
+    claim_child(conn, worker)
+    end(conn, worker, End(started, outcome="failed", error={"type": "E", "message": "m"}))
+    with sessions(dsn, 1) as [operator]:
+        operator.begin()
+        assert operator.do(lambda c: cancel(c, job)) == "cancelled"
+        assert retry(conn, started) == "reopened"
+        operator.commit()
+    assert status(conn, started) == "pending"
+    assert violations(conn) == []
+    assert one(conn, "select taskq.sweep_children()") == 1
+    assert status(conn, started) == "cancelled"
+    assert rechecks(conn) == []
