@@ -19,6 +19,7 @@ from taskq.telemetry import get_logger
 if TYPE_CHECKING:
     from taskq.children import Child, Start
     from taskq.durable import Steps
+    from taskq.effect_steps import Attempt
     from taskq.outcomes import TimedOut
     from taskq.steps import Key, Offer, Record
     from taskq.tasks import BoundTask, Task
@@ -58,6 +59,12 @@ class BodyServices(Protocol):
 
     async def record_step(self, ctx: JobContext, key: Key, text: str) -> None:
         """Record what a step gave, as JSON text."""
+
+    async def start_step(self, ctx: JobContext, key: Key) -> Record | None:
+        """Commit the start of a side-effecting step; give what stands on record of it, or None: call its function."""
+
+    async def end_step(self, ctx: JobContext, key: Key, text: str | None, error: str | None) -> None:
+        """Record what it gave, or the error it failed with, as JSON text; with neither that it did not happen."""
 
     async def begin_sleep(self, ctx: JobContext, key: Key, seconds: float) -> float:
         """Record when a sleep ends, once; give the seconds that are left."""
@@ -105,6 +112,7 @@ class JobContext:
         "_key_generation",
         "_logger",
         "_meta",
+        "_run",
         "_saved",
         "_services",
         "_steps",
@@ -154,6 +162,7 @@ class JobContext:
         self._services = services
         self._saved: Saved | None = None
         self._steps: Steps | None = None
+        self._run: Attempt | None = None
         self._suspends = suspends
 
     @classmethod

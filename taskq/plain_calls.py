@@ -57,6 +57,13 @@ class PlainCalls:
     async def record_step(self, ctx: JobContext, key: Key, text: str) -> None:
         """Nothing comes after a plain call."""
 
+    async def start_step(self, ctx: JobContext, key: Key) -> Record | None:
+        """Likewise."""
+        return None
+
+    async def end_step(self, ctx: JobContext, key: Key, text: str | None, error: str | None) -> None:
+        """Likewise."""
+
     async def begin_sleep(self, ctx: JobContext, key: Key, seconds: float) -> float:
         """A plain call does not sleep."""
         return 0.0

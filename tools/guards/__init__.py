@@ -32,8 +32,9 @@ FILES = {
     "run_signals": "00.01.00_20_pre_run_signals.sql",
     "maps": "00.01.00_21_pre_maps.sql",
     "children": "00.01.00_22_pre_children.sql",
-    "invariants": "00.01.00_23_pre_invariants.sql",
-    "roles": "00.01.00_24_pre_roles.sql",
+    "effect_steps": "00.01.00_23_pre_effect_steps.sql",
+    "invariants": "00.01.00_24_pre_invariants.sql",
+    "roles": "00.01.00_25_pre_roles.sql",
 }
 
 
