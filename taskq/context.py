@@ -343,13 +343,18 @@ class JobContext:
             name: 1 to 128 printable ASCII characters without spaces, such as ``charge`` or ``page:7``; no ``#``.
             fn: A function, async or plain.
             args: Its arguments; they are not recorded.
-            kwargs: More of them, but for ``effect_class``, a keyword of this call: ``"idempotent"`` or ``"pure"``.
+            kwargs: More of them, but for ``effect_class``, a keyword of this call: ``"idempotent"``, ``"pure"``, or
+                ``"side_effecting"``, which has its start committed before ``fn`` is called and is not called again
+                until somebody has told what became of it; one of those at a time.
 
         Raises:
             StepRefused: It cannot be a step; nothing was called.
             StepMisfit: What is recorded does not fit what ``fn`` returns now; it was not called.
             StepNotStorable: What ``fn`` gave cannot be stored; it has run.
             StepConflict: Another value stands on record for it.
+            StepFailed: It is side-effecting, and has failed, now or in an earlier attempt.
+            EffectStartNotProven: It is side-effecting, and may not be called.
+            JobCancelled: It is side-effecting, and somebody has asked to cancel the job before.
             FencedOut: The attempt is over, or not this worker's any more.
             DatabaseUnavailable: The database cannot be reached; it may have been recorded.
         """
