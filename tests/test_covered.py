@@ -51,6 +51,7 @@ def report(total: float, **percent: float) -> dict[str, Any]:
         "checkpoints",
         "children",
         "durable",
+        "effect_steps",
         "steps",
         "worker/safe_steps",
     )

@@ -13,7 +13,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 from helpers import aeventually
-from worker_kit import BOUND, Events, Gates, RunWorker, outcomes, until_status
+from worker_kit import BOUND, Events, Gates, RunWorker, claim_of, outcomes, until_status
 
 from taskq import JobContext, OutcomeUnknown, Retry, RetryAfter, TaskQ, constant
 from taskq.errors import (
@@ -26,7 +26,10 @@ from taskq.errors import (
     StepRefused,
 )
 from taskq.idempotency import step_key
+from taskq.policy import ExecutionPolicy
+from taskq.steps import Key
 from taskq.worker import Worker, WorkerOptions
+from taskq.worker.disposition import Interrupted, Raised, RaisedElsewhere, Returned, Suspends, Unproven, decide
 from taskq.worker.safe import SafeBodies
 
 pytestmark = pytest.mark.anyio
@@ -70,6 +73,31 @@ async def by_hand(dsn: str, query: str, *args: object) -> Any:
         return await conn.fetchval(query, *args)
     finally:
         await conn.close()
+
+
+Sent = list[tuple[str, str]]
+
+
+@pytest.fixture
+def swallow(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, bool], Sent]:
+    """Let the answers to a statement get lost so many times, after it was done or before."""
+    rows = SafeBodies._rows
+
+    def arm(query: str, times: int, done: bool) -> Sent:
+        lost: Sent = []
+
+        async def losing(self: SafeBodies, asked: str, limit: float, *args: Any) -> list[Any]:
+            if asked == query and len(lost) < times:
+                lost.append((query, args[1]))
+                if done:
+                    await rows(self, asked, limit, *args)
+                raise DatabaseUnavailable("the answer was lost")
+            return await rows(self, asked, limit, *args)
+
+        monkeypatch.setattr(SafeBodies, "_rows", losing)
+        return lost
+
+    return arm
 
 
 # Once ----------------------------------------------------------------------------------------------------------------
@@ -307,7 +335,28 @@ async def test_one_that_is_under_way_is_let_finish_and_stopped_after_it(
         gates.open()
         await until_status(aconn, job.id, "cancelled")
     assert await recorded(aconn, job.id) == [("pay", 1, 1, True, "true", None)]
-    assert gates.reached == ["gate"]
+    assert gates.reached == ["gate", "never"], "it is stopped where it next waits"
+
+
+async def test_one_that_stops_itself_for_a_cancel_request_ends_the_job_cancelled(
+    run_worker: RunWorker, app: TaskQ, aconn: asyncpg.Connection, gates: Gates
+) -> None:
+    async def pay(ctx: JobContext) -> None:
+        await gates.wait()
+        ctx.raise_if_cancelled()
+
+    @app.task(retry=AGAIN)
+    async def works(ctx: JobContext) -> None:
+        await ctx.step("pay", pay, ctx, effect_class="side_effecting")
+
+    async with run_worker():
+        job = await works.enqueue()
+        await gates.until_reached()
+        await job.cancel()
+        await aeventually(lambda: aconn.fetchval("select cancel_requested_at from taskq.jobs where id = $1", job.id))
+        gates.open()
+        await until_status(aconn, job.id, "cancelled", "failed")
+    assert [row[3] for row in await recorded(aconn, job.id)] == [True]
 
 
 async def test_its_timeout_leaves_it_unknown_in_a_coroutine_and_in_a_thread_that_ends(
@@ -336,9 +385,17 @@ async def test_its_timeout_leaves_it_unknown_in_a_coroutine_and_in_a_thread_that
     assert gates.reached == ["gate"]
 
 
+@pytest.mark.parametrize("returned", [False, True], ids=["under-way", "not-recorded-yet"])
 async def test_a_worker_that_has_to_stop_leaves_it_unknown(
-    app: TaskQ, dsn: str, aconn: asyncpg.Connection, gates: Gates
+    app: TaskQ,
+    dsn: str,
+    aconn: asyncpg.Connection,
+    gates: Gates,
+    swallow: Callable[[str, int, bool], Sent],
+    returned: bool,
 ) -> None:
+    lost = swallow("end_step", 10**6, False)
+
     @app.task(retry=AGAIN)
     async def works(ctx: JobContext) -> None:
         await ctx.step("pay", gates.wait, effect_class="side_effecting")
@@ -347,6 +404,9 @@ async def test_a_worker_that_has_to_stop_leaves_it_unknown(
     running = asyncio.create_task(worker.run())
     job = await works.enqueue()
     await gates.until_reached()
+    if returned:
+        gates.open()
+        await aeventually(lambda: lost, BOUND)
     worker.stop()
     await asyncio.wait_for(running, BOUND)
     assert await unknown_of(aconn, job.id) == ("shutdown", "pay", 1)
@@ -422,7 +482,7 @@ async def test_a_bodys_own_transaction_ends_no_job_whose_step_nobody_can_tell_of
     @app.task(retry=AGAIN)
     async def works(ctx: JobContext) -> None:
         async with ctx.transaction() as tx:
-            await tx.connection.execute("insert into public.made values ($1)", ctx.job_id)
+            await tx.conn.execute("insert into public.made values ($1)", ctx.job_id)
             with pytest.raises(OutcomeUnknown):
                 await ctx.step("pay", pay, effect_class="side_effecting")
 
@@ -433,31 +493,6 @@ async def test_a_bodys_own_transaction_ends_no_job_whose_step_nobody_can_tell_of
 
 
 # Answers -------------------------------------------------------------------------------------------------------------
-
-
-Sent = list[tuple[str, str]]
-
-
-@pytest.fixture
-def swallow(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, int, bool], Sent]:
-    """Let the answers to a statement get lost so many times, after it was done or before."""
-    rows = SafeBodies._rows
-
-    def arm(query: str, times: int, done: bool) -> Sent:
-        lost: Sent = []
-
-        async def losing(self: SafeBodies, asked: str, limit: float, *args: Any) -> list[Any]:
-            if asked == query and len(lost) < times:
-                lost.append((query, args[1]))
-                if done:
-                    await rows(self, asked, limit, *args)
-                raise DatabaseUnavailable("the answer was lost")
-            return await rows(self, asked, limit, *args)
-
-        monkeypatch.setattr(SafeBodies, "_rows", losing)
-        return lost
-
-    return arm
 
 
 @pytest.mark.parametrize("done", [True, False], ids=["started", "not-started"])
@@ -510,6 +545,76 @@ async def test_what_it_gave_is_sent_until_there_is_an_answer(
         await until_status(aconn, job.id, "succeeded")
     assert (calls, len(lost)) == ([1], 3)
     assert await outcomes(aconn, job.id) == ["succeeded"]
+
+
+@pytest.mark.parametrize("done", [True, False], ids=["recorded", "not-recorded"])
+async def test_without_any_answer_about_what_it_gave_the_row_decides(
+    run_worker: RunWorker,
+    app: TaskQ,
+    aconn: asyncpg.Connection,
+    swallow: Callable[[str, int, bool], Sent],
+    done: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("taskq.worker.safe.PAUSE", 0.01)
+    monkeypatch.setattr("taskq.worker.disposition.UNPROVEN_DELAY", 0.0)
+    calls: list[int] = []
+    swallow("end_step", 10**6, done)
+
+    @app.task(retry=AGAIN)
+    async def works(ctx: JobContext) -> None:
+        await ctx.step("pay", calls.append, ctx.claim_epoch, effect_class="side_effecting")
+
+    async with run_worker(**UNTOLD) as worker:
+        worker.parts.safe._patience = 0.3
+        job = await works.enqueue()
+        if done:
+            await until_status(aconn, job.id, "succeeded")
+            assert await outcomes(aconn, job.id) == ["released", "succeeded"]
+        else:
+            assert (await unknown_of(aconn, job.id))[1:] == ("pay", 1)
+    assert calls == [1]
+
+
+async def test_another_value_on_record_is_a_conflict_and_stands(
+    run_worker: RunWorker, app: TaskQ, aconn: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("taskq.worker.disposition.UNPROVEN_DELAY", 0.0)
+
+    async def pay(ctx: JobContext) -> int:
+        query = "select taskq.end_step($1, $2, $3, 'pay', 1, '8', null)"
+        await by_hand(app.find_dsn(), query, ctx.worker_id, ctx.job_id, ctx.claim_epoch)
+        return 7
+
+    @app.task(retry=AGAIN)
+    async def works(ctx: JobContext) -> int:
+        paid: int = await ctx.step("pay", pay, ctx, effect_class="side_effecting")
+        return paid
+
+    async with run_worker():
+        assert await (await works.enqueue()).result(BOUND) == 8
+
+
+@pytest.mark.parametrize(
+    ("end", "reason", "said"),
+    [
+        (Returned("null"), "told", "went on"),
+        (Suspends(()), "told", "went on"),
+        (RaisedElsewhere({"type": "E", "message": "m"}, ()), "told", "went on"),
+        (Raised(Stop("stopped")), "told", "stopped"),
+        (Unproven(DatabaseUnavailable("no answer")), "told", "no answer"),
+        (Interrupted("timeout"), "timed_out", "timeout of 3 s"),
+        (Interrupted("lease"), "shutdown", "could not renew"),
+        (Interrupted("cancel"), "shutdown", "it was stopped"),
+    ],
+)
+def test_with_an_open_step_every_end_is_unknown(end: Any, reason: str, said: str) -> None:
+    claim = claim_of("t", open_step=Key("step", "pay", 2))
+    decided = decide(claim, ExecutionPolicy(timeout=3), end)
+    assert decided.outcome == "unknown"
+    assert decided.error is not None
+    assert (decided.error["reason"], decided.error["step"], decided.error["occurrence"]) == (reason, "pay", 2)
+    assert said in decided.error["message"]
 
 
 @pytest.mark.parametrize("field", ["job_id", "claim_epoch", "claimed_by", "name", "occurrence", "effect_started_at"])

@@ -83,9 +83,8 @@ def test_a_start_that_is_on_its_way_is_seen_by_the_loss(dsn: str, conn: Conn) ->
     with sessions(dsn, 1) as [body]:
         body.begin()
         assert body.do(lambda c: start(c, worker, job)) == "started"
-        # The start holds the worker's row, so it is not declared lost under it.
-        conn.execute("update taskq.workers set lease = '0'")
-        assert settle(conn) == {}
+        conn.execute("update taskq.workers set lease_expires_at = '-infinity'")
+        assert rows(conn, "select * from taskq.mark_lost()") == [], "the start holds the worker's row"
         body.commit()
     lose(conn, worker)
     assert settle(conn) == {job: "unknown"}
@@ -175,6 +174,7 @@ def test_of_a_decision_and_a_late_word_whichever_commits_first_stands(dsn: str, 
         operator.commit()
         assert telling.result() == "fenced"
     assert one(conn, "select count(*) from taskq.steps") == 0
+    assert cancel(conn, job) == "cancelled"
     worker, job = doubtful()
     with sessions(dsn) as [body, operator]:
         body.begin()
