@@ -83,6 +83,7 @@ declare
   v_job {{schema}}.jobs;
   v_old {{schema}}.history;
   v_now timestamptz;
+  v_key integer;
   v_holder uuid;
 begin
   perform {{schema}}.ensure_today();
@@ -119,6 +120,7 @@ begin
     raise exception using errcode = 'WF012', message = format('job %s has succeeded', job_id),
       detail = jsonb_build_object('job_id', job_id, 'status', 'succeeded')::text, hint = 'Enqueue a new job to do the work again.';
   end if;
+  v_key := v_old.key_generation;
   v_old.key_generation := {{schema}}.reopening(v_old);
   v_now := {{schema}}.now();
   if v_old.unique_key is not null then
@@ -149,6 +151,9 @@ begin
       v_old.run_id, (select r.run_epoch from {{schema}}.runs r where r.id = v_old.run_id),
       -- Its parent still waits, unless it has been told of the end before.
       (select s.job_id from {{schema}}.steps s where s.child_job = job_id and not s.done));
+  if v_old.key_generation is not distinct from v_key then
+    perform {{schema}}.keep_effects(job_id, v_old.generation);
+  end if;
   perform {{schema}}.wake(array[v_old.queue]);
   perform {{schema}}.note('retry', job_id::text, actor, reason,
     jsonb_build_object('answer', 'reopened', 'was', v_old.status, 'finished_at', v_old.finished_at, 'error', v_old.error, 'deadline_dropped', v_old.deadline <= v_now));

@@ -478,7 +478,9 @@ begin
     select 4, 'step_of_other_generation', s.job_id, format('step %s #%s is of generation %s, and attempt %s, which recorded it, is not', s.name, s.occurrence, s.generation, s.claim_epoch)
       from {{schema}}.steps s join {{schema}}.jobs j on j.id = s.job_id
       left join {{schema}}.ledger l on l.job_id = s.job_id and l.claim_epoch = s.claim_epoch
-     where s.generation <> coalesce(l.generation, j.generation) and (l.job_id is not null or s.claim_epoch = j.claim_epoch);
+     where s.generation <> coalesce(l.generation, j.generation) and (l.job_id is not null or s.claim_epoch = j.claim_epoch)
+       -- What had happened is kept by a reopening.
+       and not (s.effect_started_at is not null and s.value is not null and s.generation > l.generation);
   return query
     select 4, 'step_left_by_no_attempt', s.job_id, format('step %s #%s of attempt %s was left by attempt %s, the job is at %s', s.name, s.occurrence, s.claim_epoch, s.left_by, j.claim_epoch)
       from {{schema}}.steps s join {{schema}}.jobs j on j.id = s.job_id

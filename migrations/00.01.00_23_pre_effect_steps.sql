@@ -112,3 +112,13 @@ begin
 end $$;
 comment on function {{schema}}.end_step(uuid, uuid, bigint, text, integer, jsonb, jsonb) is
   'Records under the fence what a started side-effecting step gave, or the error that it failed with; with neither, that it did not happen, and may start again. Answers recorded, replay (that stands already), conflict (another stands), late (the job was unknown, and goes on without this attempt) or fenced (the attempt is over).';
+
+-- Where an effect has undone what was done, the outside key is another, and the steps are to be done anew.
+create function {{schema}}.keep_effects(p_job uuid, p_generation integer) returns void
+  language sql security definer set search_path = pg_catalog, pg_temp as $$
+  insert into {{schema}}.steps (job_id, generation, kind, name, occurrence, claim_epoch, recorded_at, effect_started_at, value)
+    select s.job_id, s.generation + 1, s.kind, s.name, s.occurrence, s.claim_epoch, s.recorded_at, s.effect_started_at, s.value
+      from {{schema}}.steps s where s.job_id = p_job and s.generation = p_generation and s.kind = 'step' and s.effect_started_at is not null and s.value is not null
+$$;
+comment on function {{schema}}.keep_effects(uuid, integer) is
+  'Gives a job that is reopened the side-effecting steps of its last generation that gave something: what happened is not done again because something behind it failed. Those that failed are, as a side-effecting job would be. Called by retry alone.';

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from effects_kit import effect, promising
 from psycopg.types.json import Jsonb
 from sql import (
     NOBODY,
@@ -15,6 +16,7 @@ from sql import (
     Row,
     attempts,
     cancel,
+    claim,
     claim_one,
     dump,
     end,
@@ -26,6 +28,7 @@ from sql import (
     refused,
     register,
     resolve,
+    retry,
     rows,
     running,
     settle,
@@ -300,6 +303,34 @@ def test_a_worker_that_tells_late_is_heard_as_long_as_nobody_has_decided(conn: C
     assert dump(conn) == before
     assert start(conn, again(conn, job), job, 2)["answer"] == ("done" if told else "started")
     assert violations(conn) == []
+
+
+def test_a_reopened_job_keeps_what_had_happened_and_calls_anew_what_had_failed(conn: Conn) -> None:
+    worker, job = started(conn)
+    tell(conn, worker, job, 7)
+    start(conn, worker, job, name="mail")
+    tell(conn, worker, job, error={"type": "Refused"}, name="mail")
+    end(conn, worker, End(job, 1, "failed"))
+    assert retry(conn, job) == "reopened"
+    assert violations(conn) == []
+    worker = again(conn, job)
+    assert (start(conn, worker, job, 2)["answer"], start(conn, worker, job, 2)["value"]) == ("done", "7")
+    assert start(conn, worker, job, 2, name="mail")["answer"] == "started"
+    tell(conn, worker, job, 8, epoch=2, name="mail")
+    end(conn, worker, End(job, 2, "failed"))
+    assert retry(conn, job) == "reopened"
+    assert start(conn, again(conn, job), job, 3, name="mail")["value"] == "8"
+    assert violations(conn) == []
+
+
+def test_one_that_an_effect_has_undone_is_done_anew(conn: Conn) -> None:
+    worker, job = started(conn, **promising(conn, effect("refund", ["failed"], undoes=True, task="r")))
+    tell(conn, worker, job, 7)
+    end(conn, worker, End(job, 1, "failed"))
+    [refund] = claim(conn, worker, tasks=["r"])
+    end(conn, worker, End(refund["job_id"]))
+    assert retry(conn, job) == "reopened"
+    assert start(conn, again(conn, job), job, 2)["answer"] == "started"
 
 
 def test_one_that_tells_after_the_decision_changes_nothing(conn: Conn) -> None:

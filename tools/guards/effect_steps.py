@@ -204,6 +204,22 @@ OF_EFFECT_STEPS: tuple[Guard, ...] = (
     ),
     guard(
         "effect",
+        "reopening: what had happened is kept",
+        "operate",
+        "    perform {{schema}}.keep_effects(job_id, v_old.generation);\n",
+        "    null;\n",
+        STEPS + "test_a_reopened_job_keeps_what_had_happened_and_calls_anew_what_had_failed",
+    ),
+    guard(
+        "effect",
+        "reopening: what was undone is done anew",
+        "operate",
+        "if v_old.key_generation is not distinct from v_key then",
+        "if true then",
+        STEPS + "test_one_that_an_effect_has_undone_is_done_anew",
+    ),
+    guard(
+        "effect",
         "hooks: none is asked about a step",
         "reconcile",
         "    return null;\n  end if;\n  select r.* into v_hook",
