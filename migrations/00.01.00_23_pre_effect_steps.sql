@@ -63,7 +63,7 @@ create function {{schema}}.settle_step(p_job {{schema}}.jobs, p_happened boolean
 declare
   v_step {{schema}}.steps;
 begin
-  select s.* into v_step from {{schema}}.steps s where s.job_id = p_job.id and s.generation = p_job.generation and s.kind = 'step' and not s.done;
+  select s.* into v_step from {{schema}}.steps s where s.job_id = p_job.id and s.generation = p_job.generation and s.kind = 'step' and not s.done limit 1;
   if p_happened then
     update {{schema}}.steps s set done = true, value = case when p_error is null then p_value end, error = p_error, recorded_at = {{schema}}.now()
      where s.job_id = p_job.id and s.generation = p_job.generation and s.kind = 'step' and s.name = v_step.name and s.occurrence = v_step.occurrence;
@@ -77,7 +77,10 @@ end $$;
 comment on function {{schema}}.settle_step({{schema}}.jobs, boolean, jsonb, jsonb) is
   'Tells what became of the effect of the step that is under way: its row is done with this value or error, or taken away so that it may start again. Answers the step. Called by end_step and decide_unknown alone.';
 
-create function {{schema}}.end_step(p_worker uuid, p_job uuid, p_epoch bigint, p_name text, p_occurrence integer, p_value jsonb, p_error jsonb) returns text
+-- p_started: which start it is about. One that was taken back may be followed by another of the same attempt, and a statement
+-- whose sender has given it up may come after that.
+create function {{schema}}.end_step(p_worker uuid, p_job uuid, p_epoch bigint, p_name text, p_occurrence integer, p_started timestamptz, p_value jsonb, p_error jsonb)
+  returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_job {{schema}}.jobs;
@@ -103,6 +106,8 @@ begin
     return case when v_happened then 'conflict' else 'replay' end;
   elsif v_step.done then
     return case when (v_step.value, v_step.error) is not distinct from (p_value, p_error) then 'replay' else 'conflict' end;
+  elsif v_step.effect_started_at is distinct from p_started then
+    return 'conflict';
   elsif v_job.status = 'running' then
     perform {{schema}}.settle_step(v_job, v_happened, p_value, p_error);
     return 'recorded';
@@ -110,8 +115,8 @@ begin
   perform {{schema}}.decide_unknown(p_job, p_epoch, v_happened, p_value, 'told late by its own worker', 'worker ' || p_worker, false, p_error);
   return 'late';
 end $$;
-comment on function {{schema}}.end_step(uuid, uuid, bigint, text, integer, jsonb, jsonb) is
-  'Records under the fence what a started side-effecting step gave, or the error that it failed with; with neither, that it did not happen, and may start again. Answers recorded, replay (that stands already), conflict (another stands), late (the job was unknown, and goes on without this attempt) or fenced (the attempt is over).';
+comment on function {{schema}}.end_step(uuid, uuid, bigint, text, integer, timestamptz, jsonb, jsonb) is
+  'Records under the fence what a started side-effecting step gave, or the error that it failed with; with neither, that it did not happen, and may start again. Answers recorded, replay (that stands already), conflict (another stands, or it is another start), late (the job was unknown, and goes on without this attempt) or fenced (the attempt is over).';
 
 -- Where an effect has undone what was done, the outside key is another, and the steps are to be done anew.
 create function {{schema}}.keep_effects(p_job uuid, p_generation integer) returns void

@@ -60,11 +60,11 @@ class BodyServices(Protocol):
     async def record_step(self, ctx: JobContext, key: Key, text: str) -> None:
         """Record what a step gave, as JSON text."""
 
-    async def start_step(self, ctx: JobContext, key: Key) -> Record | None:
-        """Commit the start of a side-effecting step; give what stands on record of it, or None: call its function."""
+    async def start_step(self, ctx: JobContext, key: Key) -> Record | datetime:
+        """Commit the start of a side-effecting step, and give when that was; or what stands on record of it."""
 
-    async def end_step(self, ctx: JobContext, key: Key, text: str | None, error: str | None) -> None:
-        """Record what it gave, or the error it failed with, as JSON text; with neither that it did not happen."""
+    async def end_step(self, ctx: JobContext, key: Key, at: datetime, text: str | None, error: str | None) -> None:
+        """Record what came of that start: a value or an error, as JSON text; with neither, that it did not happen."""
 
     async def begin_sleep(self, ctx: JobContext, key: Key, seconds: float) -> float:
         """Record when a sleep ends, once; give the seconds that are left."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from taskq.codec import decode_any
@@ -52,6 +53,7 @@ class EffectSteps:
     def __init__(self, ctx: JobContext) -> None:
         self._ctx = ctx
         self._open: Key | None = None
+        self._started: datetime | None = None
 
     def check(self, key: Key) -> None:
         """Whether the body may ask for it.
@@ -91,9 +93,11 @@ class EffectSteps:
         except BaseException:
             self._over(told=False)
             raise
-        if record is not None:
+        if isinstance(record, Record):
             self._over(told=True)
-        return record
+            return record
+        self._started = record
+        return None
 
     async def returned(self, key: Key, text: str) -> None:
         """Record what the function gave."""
@@ -120,7 +124,8 @@ class EffectSteps:
 
     async def _tell(self, key: Key, text: str | None, error: str | None) -> None:
         try:
-            await self._ctx._bodies.end_step(self._ctx, key, text, error)
+            assert self._started is not None
+            await self._ctx._bodies.end_step(self._ctx, key, self._started, text, error)
         except FencedOut:
             # Too late for this attempt, and it is on record, or was decided: there is nothing more to tell.
             self._over(told=True)

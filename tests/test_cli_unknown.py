@@ -221,7 +221,10 @@ def doubtful_step(conn: Conn, occurrence: int = 1) -> UUID:
         conn.execute("select taskq.start_step(%s, %s, 1, %s, %s)", (worker, job, name, n))
         if name == "mail":
             said = '{"type": "Refused", "message": "no [red]"}'
-            conn.execute("select taskq.end_step(%s, %s, 1, 'mail', 1, null, %s)", (worker, job, said))
+            conn.execute(
+                "select taskq.end_step(%s, %s, 1, 'mail', 1, (select effect_started_at from taskq.steps), null, %s)",
+                (worker, job, said),
+            )
     q.end(conn, worker, q.End(job, 1, "unknown", error={"step": "pay", "reason": "shutdown"}))
     return job
 

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from uuid import UUID
 
@@ -150,7 +151,7 @@ class SafeBodies:
             if row["name"] is not None
         }
 
-    async def start_step(self, ctx: JobContext, key: Key) -> Record | None:
+    async def start_step(self, ctx: JobContext, key: Key) -> Record | datetime:
         """By the clock, by the database, and by the clock again; asked once more where the answer was lost."""
         self._check_clock(ctx)
         row = await self._twice("start_step", ctx, key.name, key.occurrence)
@@ -165,13 +166,14 @@ class SafeBodies:
             self._check_clock(ctx)
         except FencedOut:
             # Its function was not called, and will not be.
-            await self.end_step(ctx, key, None, None)
+            await self.end_step(ctx, key, row["effect_started_at"], None, None)
             raise
-        return None
+        started: datetime = row["effect_started_at"]
+        return started
 
-    async def end_step(self, ctx: JobContext, key: Key, text: str | None, error: str | None) -> None:
+    async def end_step(self, ctx: JobContext, key: Key, at: datetime, text: str | None, error: str | None) -> None:
         """Record under the fence, whatever stops the body meanwhile: nobody else can say what its function did."""
-        telling = self._loop.create_task(self._tell_step(ctx, key, text, error))
+        telling = self._loop.create_task(self._tell_step(ctx, key, at, text, error))
         self._telling.add(telling)
         telling.add_done_callback(self._told)
         await asyncio.shield(telling)
@@ -259,14 +261,13 @@ class SafeBodies:
             telling.cancel()
         await self._pool.terminate()
 
-    async def _tell_step(self, ctx: JobContext, key: Key, text: str | None, error: str | None) -> None:
+    async def _tell_step(self, ctx: JobContext, key: Key, at: datetime, text: str | None, error: str | None) -> None:
         """Sent again for a while where there is no answer, which is answered as a replay then."""
         until = self._loop.time() + self._patience
         while True:
             try:
-                answer = (await self._ask("end_step", self._patience, ctx, key.name, key.occurrence, text, error))[
-                    "answer"
-                ]
+                row = await self._ask("end_step", self._patience, ctx, key.name, key.occurrence, at, text, error)
+                answer = row["answer"]
                 break
             except DatabaseUnavailable:
                 if self._loop.time() > until:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -43,11 +44,20 @@ def start(conn: Conn, worker: UUID, job: UUID, epoch: int = 1, name: str = "pay"
 
 
 def tell(
-    conn: Conn, worker: UUID, job: UUID, value: object = None, error: object = None, epoch: int = 1, name: str = "pay"
+    conn: Conn,
+    worker: UUID,
+    job: UUID,
+    value: object = None,
+    error: object = None,
+    epoch: int = 1,
+    name: str = "pay",
+    at: datetime | None = None,
 ) -> str:
     """Record what the step gave, or how it failed; with neither, that it did not happen."""
     said = [None if each is None else Jsonb(each) for each in (value, error)]
-    answer: str = one(conn, "select taskq.end_step(%s, %s, %s, %s, 1, %s, %s)", worker, job, epoch, name, *said)
+    started = at if at is not None else one(conn, STARTED, job, name, epoch)
+    query = "select taskq.end_step(%s, %s, %s, %s, 1, %s, %s, %s)"
+    answer: str = one(conn, query, worker, job, epoch, name, started, *said)
     return answer
 
 
@@ -61,6 +71,10 @@ def recorded(conn: Conn, job: UUID) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for row in found]
 
 
+STARTED = (
+    "select max(effect_started_at) from taskq.steps where job_id = %s and name = %s and claim_epoch = %s and"
+    " occurrence = 1"
+)
 UNTOLD = [("pay", 1, 1, False, None, None, True)]
 
 
@@ -157,6 +171,16 @@ def test_one_that_did_not_happen_may_start_again(conn: Conn) -> None:
     worker = again(conn, job)
     assert start(conn, worker, job, 2)["answer"] == "started"
     assert violations(conn) == []
+
+
+def test_what_is_told_of_a_start_that_was_taken_back_says_nothing_of_the_next(conn: Conn) -> None:
+    worker, job = running(conn)
+    first = start(conn, worker, job)["effect_started_at"]
+    assert tell(conn, worker, job) == "recorded"
+    assert start(conn, worker, job)["answer"] == "started"
+    before = dump(conn)
+    assert tell(conn, worker, job, at=first) == "conflict", "a statement that was given up, and comes after all"
+    assert dump(conn) == before
 
 
 def test_a_started_step_is_not_recorded_as_an_ordinary_one(conn: Conn) -> None:

@@ -92,7 +92,7 @@ CALLS = {
     "answer_reconcile": "select taskq.answer_reconcile(taskq.id_zero(), 1, true)",
     "decide_unknown": "select taskq.decide_unknown(taskq.id_zero(), 1, true, null, null, null, false)",
     "start_step": "select * from taskq.start_step(taskq.id_zero(), taskq.id_zero(), 1, 's', 1)",
-    "end_step": "select taskq.end_step(taskq.id_zero(), taskq.id_zero(), 1, 's', 1, '1', null)",
+    "end_step": "select taskq.end_step(taskq.id_zero(), taskq.id_zero(), 1, 's', 1, null, '1', null)",
     "settle_step": "select taskq.settle_step(null, true, '1')",
     "refuse_hook": "select taskq.refuse_hook(null)",
     "keep_effects": "select taskq.keep_effects(taskq.id_zero(), 0)",

@@ -582,7 +582,8 @@ async def test_another_value_on_record_is_a_conflict_and_stands(
     monkeypatch.setattr("taskq.worker.disposition.UNPROVEN_DELAY", 0.0)
 
     async def pay(ctx: JobContext) -> int:
-        query = "select taskq.end_step($1, $2, $3, 'pay', 1, '8', null)"
+        started = "(select effect_started_at from taskq.steps where job_id = $2)"
+        query = f"select taskq.end_step($1, $2, $3, 'pay', 1, {started}, '8', null)"
         await by_hand(app.find_dsn(), query, ctx.worker_id, ctx.job_id, ctx.claim_epoch)
         return 7
 

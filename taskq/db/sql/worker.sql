@@ -163,7 +163,7 @@ select answer, job_id, claim_epoch, claimed_by, name, occurrence, effect_started
 
 -- name: end_step
 -- What a side-effecting step gave, or failed with; or that it did not happen.
-select {{schema}}.end_step($1::text::uuid, $2::text::uuid, $3::bigint, $4::text, $5::int, $6::text::jsonb, $7::text::jsonb) as answer;
+select {{schema}}.end_step($1::text::uuid, $2::text::uuid, $3::bigint, $4::text, $5::int, $6::timestamptz, $7::text::jsonb, $8::text::jsonb) as answer;
 
 -- name: begin_sleep
 -- When a sleep ends, recorded once.

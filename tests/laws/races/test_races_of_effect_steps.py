@@ -35,8 +35,13 @@ def start(conn: Conn, worker: UUID, job: UUID, epoch: int = 1, name: str = "pay"
 
 
 def tell(conn: Conn, worker: UUID, job: UUID, value: object = 7) -> str:
-    answer: str = one(conn, "select taskq.end_step(%s, %s, 1, 'pay', 1, %s, null)", worker, job, Jsonb(value))
+    query = "select taskq.end_step(%s, %s, 1, 'pay', 1, %s, %s, null)"
+    # As it was answered to the start: the row may be changing just now.
+    answer: str = one(conn, query, worker, job, one(conn, STARTED, job), Jsonb(value))
     return answer
+
+
+STARTED = "select effect_started_at from taskq.steps where job_id = %s"
 
 
 def untold(conn: Conn, job: UUID) -> int:
