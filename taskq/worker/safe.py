@@ -280,7 +280,9 @@ class SafeBodies:
                 "job.step_told_late",
                 job_id=ctx.job_id,
                 task=ctx.task,
+                queue=ctx.queue,
                 claim_epoch=ctx.claim_epoch,
+                attempt=ctx.attempt,
                 step=str(key),
                 recorded=answer == "late",
             )

@@ -28,6 +28,7 @@ from taskq.errors import (
 from taskq.idempotency import step_key
 from taskq.policy import ExecutionPolicy
 from taskq.steps import Key
+from taskq.telemetry.events import OF_JOB
 from taskq.worker import Worker, WorkerOptions
 from taskq.worker.disposition import Interrupted, Raised, RaisedElsewhere, Returned, Suspends, Unproven, decide
 from taskq.worker.safe import SafeBodies
@@ -442,6 +443,7 @@ async def test_a_lost_worker_that_tells_late_is_heard_and_the_job_goes_on_elsewh
     assert await outcomes(aconn, job.id) == ["resolved", "succeeded"]
     [told] = events.of("job.step_told_late")
     assert (told["step"], told["recorded"]) == ("pay", True)
+    assert set(OF_JOB) <= set(told)
 
 
 # Refused -------------------------------------------------------------------------------------------------------------
