@@ -96,7 +96,7 @@ OF_EFFECT_STEPS: tuple[Guard, ...] = (
     told(
         "decided on the locked row",
         " for no key update",
-        RACES + "test_what_is_told_just_before_the_loss_is_recorded_and_the_job_goes_on",
+        RACES + "test_what_waited_for_the_loss_is_told_late",
     ),
     guard(
         "4",
@@ -142,8 +142,8 @@ OF_EFFECT_STEPS: tuple[Guard, ...] = (
         "effect",
         "end_attempts: with a step it becomes unknown",
         "exchange",
-        "      v_unknown := v_unknown || v_job.id;\n    end loop;\n  end if;\n  return",
-        "    end loop;\n  end if;\n  return",
+        "cardinality(v_unknown) < coalesce(array_length(p_ids, 1), 0) then",
+        "cardinality(v_unknown) < 0 then",
         WAYS_OUT,
     ),
     guard(
