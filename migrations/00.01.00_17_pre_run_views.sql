@@ -24,6 +24,22 @@ create view {{schema}}.blocked_nodes as
      and not exists (select from {{schema}}.nodes d where d.id = t.job_id and d.due);
 comment on view {{schema}}.blocked_nodes is 'Nodes that do not go on by themselves, and what each waits for: blocked by a failure, held (such as for a child run), unknown, or waiting for others.';
 
+create view {{schema}}.unserved_nodes as
+  with live as materialized (
+    select distinct q.queue, t.task from {{schema}}.workers w cross join unnest(w.queues) q(queue) cross join unnest(w.tasks) t(task)
+     where w.status in ('live', 'draining') and w.lease_expires_at > {{schema}}.now()),
+  plans as materialized (
+    select r.plan_hash, r.workflow from {{schema}}.runs r where r.finished_at is null and r.cancel_requested_at is null group by 1, 2)
+  select p.workflow, p.plan_hash, k.name as node, k.job ->> 'task' as task, k.job ->> 'queue' as queue, o.runs, o.first_run
+    from plans p
+    join {{schema}}.plan_nodes k on k.plan_hash = p.plan_hash and k.child is null
+   cross join lateral (
+     select count(*)::int as runs, min(r.id::text)::uuid as first_run from {{schema}}.runs r
+      where r.finished_at is null and r.cancel_requested_at is null and r.plan_hash = k.plan_hash
+        and exists (select from {{schema}}.nodes n where n.run_id = r.id and n.status in ('waiting', 'ready') and (n.ix = k.ix or r.items is not null))) o
+   where o.runs > 0 and not exists (select from live l where l.task = k.job ->> 'task' and l.queue = k.job ->> 'queue');
+comment on view {{schema}}.unserved_nodes is 'Nodes that runs at work have yet to get through, and that no worker which lives serves: of a plan whose task a deploy has renamed or taken out, or of a queue without a worker. They wait; nothing of them fails.';
+
 create view {{schema}}.unsettled_effects as
   select e.*, r.id as run_id, r.workflow
     from {{schema}}.effects e

@@ -328,3 +328,31 @@ create view {{schema}}.cohorts as
         from {{schema}}.jobs j where j.cohort is not null group by j.cohort) c on c.cohort = l.name;
 comment on view {{schema}}.cohorts is
   'Each cohort: how many of its jobs may run at once (null for no limit), what code and operator say, how many run, and how many are due and wait for a slot or a worker.';
+
+create view {{schema}}.ready_nodes as
+  select n.run_id, n.ix, n.id as job_id, w.what as waits_for,
+         case w.what when 'cohort' then j.cohort when 'time' then j.run_at::text else j.queue end as of,
+         case w.what
+           when 'cohort' then 1 + (select count(*)::int from (select from {{schema}}.jobs o
+              where o.queue = j.queue and o.cohort = j.cohort and o.status = 'pending' and o.recoveries < 2 and o.run_at <= {{schema}}.now() and o.priority >= j.priority
+                and (o.priority > j.priority or (o.run_at, o.id) < (j.run_at, j.id)) limit 99) a)
+           when 'capacity' then least(100, 1 + (select count(*)::int from (select from {{schema}}.jobs o
+              where o.queue = j.queue and o.cohort is null and o.status = 'pending' and o.recoveries < 2 and o.run_at <= {{schema}}.now() and o.priority >= j.priority
+                and (o.priority > j.priority or (o.run_at, o.id) < (j.run_at, j.id)) limit 99) a)
+            + case when j.cohort is null then 0 else (select count(*)::int from (select from {{schema}}.jobs o
+              where o.queue = j.queue and o.cohort = j.cohort and o.status = 'pending' and o.recoveries < 2 and o.run_at <= {{schema}}.now() and o.priority >= j.priority
+                and (o.priority > j.priority or (o.run_at, o.id) < (j.run_at, j.id)) limit 99) a) end)
+         end as place
+    from {{schema}}.nodes n
+    join {{schema}}.jobs j on j.id = n.id
+    left join {{schema}}.queues q on q.name = j.queue
+    left join {{schema}}.limits l on l.name = j.cohort
+   cross join lateral (
+     select case when q.paused_at is not null then 'paused'
+                 when j.run_at > {{schema}}.now() then 'time'
+                 when coalesce(l.operator_limit, l.code_limit)
+                      <= (select count(*) from {{schema}}.jobs r where r.cohort = j.cohort and r.status = 'running') then 'cohort'
+                 else 'capacity' end as what) w
+   where n.status = 'ready' and j.status = 'pending';
+comment on view {{schema}}.ready_nodes is
+  'Nodes whose job is pending: what each waits for (capacity: a worker; cohort: a slot of it; paused: its queue; time), which one that is, and its place there, counted to 100.';

@@ -15,6 +15,7 @@ import sql as q
 from cli_kit import Cli, make_cli  # noqa: F401
 from helpers import eventually
 from psycopg.conninfo import make_conninfo
+from runs_kit import LEVEL, edge, node, start, store
 from servers import Server, serve
 from test_pooler import pooler
 
@@ -422,6 +423,29 @@ def test_jobs_that_no_worker_knows(cli: Cli, conn: Conn) -> None:
     q.cancel(conn, later)
     q.enqueue(conn, required_worker_schema=9)
     assert "of the task t of level 9 in q" in diagnose(cli)["stranded"]["found"]
+
+
+def test_nodes_ahead_that_no_worker_knows_any_more(cli: Cli, conn: Conn) -> None:
+    old = work(conn, queues=["q"], tasks=["a", "b", "c"], level=LEVEL)
+    nodes = [node("a"), node("b"), node("last", task="c")]
+    run = start(conn, store(conn, nodes, [edge(0, 1), edge(1, 2)]))
+    start(conn, store(conn, [node("a", queue="elsewhere"), node("b", queue="elsewhere")], workflow="other"))
+    ahead = "select workflow, node, task, queue, runs, first_run from taskq.unserved_nodes order by workflow, node"
+    assert [row["queue"] for row in q.rows(conn, ahead)] == ["elsewhere", "elsewhere"]
+    assert ill(diagnose(cli)) == {"queues": "warn"}  # elsewhere
+
+    # A deploy: the worker that comes knows c by another name.
+    q.one(conn, "select taskq.stop_worker(%s)", old)
+    work(conn, queues=["q"], tasks=["a", "b", "d"], level=LEVEL)
+    found = diagnose(cli)
+    assert ill(found) == {"queues": "warn", "ahead": "warn"}
+    assert "1 run of flow will get to last, and no worker of q knows its task c" in found["ahead"]["found"]
+    assert str(run) in found["ahead"]["cure"]
+    assert q.rows(conn, ahead)[0] == {
+        "workflow": "flow", "node": "last", "task": "c", "queue": "q", "runs": 1, "first_run": run
+    }  # fmt: skip
+    q.one(conn, "select taskq.cancel_run(%s)", run)
+    assert diagnose(cli)["ahead"]["verdict"] == "ok"
 
 
 def test_jobs_whose_effect_class_a_deploy_has_changed(cli: Cli, conn: Conn) -> None:

@@ -352,6 +352,45 @@ def test_tree_tells_what_is_held_unknown_or_waits(cli: Cli, conn: Conn) -> None:
     assert "waits for a, b" in text
 
 
+def test_tree_tells_what_a_ready_node_waits_for_and_its_place(cli: Cli, conn: Conn) -> None:
+    worker = worker_for(conn)
+    nodes = [
+        node("worker", priority=4),
+        node("slot", cohort="gpu"),
+        node("later", run_in=3600.0),
+        node("stopped", queue="off"),
+    ]
+    spec = store(conn, nodes, on_failure="finish")
+    conn.execute("select taskq.set_limit('gpu', 1, 'small')")
+    conn.execute("select taskq.pause_queue('off')")
+    q.enqueue_many(conn, 3, task="other", priority=4)
+    q.enqueue(conn, task="other", priority=5)
+    q.enqueue(conn, task="other", priority=3)
+    [held, _] = q.enqueue_many(conn, 2, task="gpus", cohort="gpu")
+    run = start(conn, spec)
+    about = {row["name"]: row for row in cli.ok("runs", "tree", str(run), "--json").json["nodes"]}
+    assert [
+        (about[n]["ready_for"], about[n]["ready_of"], about[n]["place"]) for n in ("worker", "slot", "stopped")
+    ] == [
+        ("capacity", "q", 5),
+        ("capacity", "q", 4),
+        ("paused", "off", None),
+    ]
+    claimed = q.claim_one(conn, worker, tasks=["gpus"])
+    assert claimed["job_id"] == held["job_id"]
+    text = cli.ok("runs", "tree", str(run)).out
+    for line in (
+        "for a worker of q, place 5",
+        "for a slot of cohort gpu, place 2",
+        "queue off is paused",
+        "not before ",
+    ):
+        assert line in text
+    q.enqueue_many(conn, 120, task="other", priority=4)
+    q.enqueue_many(conn, 120, task="other", priority=6)
+    assert "for a worker of q, place 100 or later" in cli.ok("runs", "tree", str(run)).out
+
+
 def test_a_map_is_one_line_with_its_counts_and_its_children_come_in_pages(cli: Cli, conn: Conn) -> None:
     made = mapped(conn, [1, "two", 3, 4, 5, 6], at_once=2, on_failure="finish")
     ends(conn, made, 2, lambda item: ("failed", "no") if item == "two" else ("succeeded", item))

@@ -1,4 +1,4 @@
-"""``taskq jobs list | show | tail | cancel | retry | unknown | resolve | reconcile``: look at jobs and steer them."""
+"""``taskq jobs list | show | tail | wait | cancel | retry | unknown | resolve | reconcile``: jobs, steering them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from taskq.cli.filters import Filter, QueueOption, TaskOption, with_filter
-from taskq.cli.options import DsnOption, JsonOption, LimitOption, ReasonOption, SchemaOption
+from taskq.cli.options import DsnOption, JsonOption, LimitOption, ReasonOption, SchemaOption, TimeoutOption
 
 __all__ = ["app", "check_json", "shortened"]
 
@@ -241,6 +241,23 @@ def tail(
     from taskq.cli.tail import follow
 
     follow(queue or None, task or None, limit=limit, timeout=timeout, as_json=as_json, dsn=dsn, schema=schema)
+
+
+@app.command()
+def wait(
+    id_: IdArgument,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> int:
+    """Wait until a job has ended, and print its result as JSON.
+
+    Exit code 1 where it failed or was cancelled, or has not ended in time.
+    """
+    from taskq.cli.waits import until_ended
+
+    return until_ended(id_, timeout, of="job", as_json=as_json, dsn=dsn, schema=schema)
 
 
 @app.command()

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["DsnOption", "JsonOption", "LimitOption", "ReasonOption", "SchemaOption", "SinceOption"]
+__all__ = ["DsnOption", "JsonOption", "LimitOption", "ReasonOption", "SchemaOption", "SinceOption", "TimeoutOption"]
 
 DsnOption = Annotated[
     str | None, typer.Option("--dsn", help="The database [TASKQ_DSN].", metavar="URL", show_default=False)
@@ -20,4 +20,10 @@ ReasonOption = Annotated[str | None, typer.Option("--reason", help="Why; it goes
 SinceOption = Annotated[
     str | None,
     typer.Option("--since", help="A duration before now, such as 2h, or an instant in ISO 8601.", metavar="T"),
+]
+TimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--timeout", help="The longest wait, such as 90s; no limit by default.", metavar="DURATION", show_default=False
+    ),
 ]

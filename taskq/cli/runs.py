@@ -1,4 +1,4 @@
-"""``taskq runs list | show | tree | signal | cancel | retry``: runs of workflows, their nodes, what they wait for."""
+"""``taskq runs list | show | tree | wait | signal | cancel | retry``: runs of workflows, their nodes, and steering."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from taskq.cli.options import DsnOption, JsonOption, LimitOption, ReasonOption, SchemaOption
+from taskq.cli.options import DsnOption, JsonOption, LimitOption, ReasonOption, SchemaOption, TimeoutOption
 from taskq.cli.trees import Place, forest, indented
 
 if TYPE_CHECKING:
@@ -19,13 +19,15 @@ __all__ = ["app"]
 
 ALL = 1_000_000
 """More nodes than a run has."""
+MOST_PLACES = 100
+"""Where the view ``ready_nodes`` stops counting."""
 STATUSES = ("running", "paused", "recovering", "succeeded", "failed", "cancelled")
 IdArgument = Annotated[str, typer.Argument(help="The id of a run.", metavar="ID", show_default=False)]
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Look at runs of workflows, signal, cancel and retry them.\n\n"
+    help="Look at runs of workflows, wait for them, signal, cancel and retry them.\n\n"
     "Exit codes: 0 done; 1 refused, or there is no such run; 2 usage or settings; 3 cannot connect.",
 )
 
@@ -307,6 +309,23 @@ def signal(
 
 
 @app.command()
+def wait(
+    id_: IdArgument,
+    timeout: TimeoutOption = None,
+    as_json: JsonOption = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> int:
+    """Wait until a run has ended, and print its result as JSON.
+
+    Exit code 1 where it failed or was cancelled, or has not ended in time.
+    """
+    from taskq.cli.waits import until_ended
+
+    return until_ended(id_, timeout, of="run", as_json=as_json, dsn=dsn, schema=schema)
+
+
+@app.command()
 def cancel(
     id_: IdArgument,
     reason: ReasonOption = None,
@@ -412,6 +431,8 @@ def _about(node: dict[str, Any]) -> str | None:
         return f"waits for {', '.join(node['waits_for'] or ['nothing'])}"
     if node["status"] == "blocked":
         return f"blocked by {node['blocked_by']}"
+    if node["ready_for"] is not None:
+        return "; ".join(filter(None, (_child(node), _ready(node))))
     if node["status"] == "held":
         return _child(node) or f"held: {node['held_reason']}"
     if node["status"] == "unknown":
@@ -419,6 +440,17 @@ def _about(node: dict[str, Any]) -> str | None:
     if node["map"] is not None:
         return "; ".join(filter(None, (_said(node["error"]), _child(node))))
     return _said(node["error"]) or _child(node)
+
+
+def _ready(node: dict[str, Any]) -> str:
+    """What a node with a job waits for, and its place there."""
+    of, place = node["ready_of"], node["place"]
+    if node["ready_for"] == "paused":
+        return f"queue {of} is paused"
+    if node["ready_for"] == "time":
+        return f"not before {of}"
+    where = {"capacity": "for a worker of", "cohort": "for a slot of cohort"}
+    return f"{where[node['ready_for']]} {of}, place {place if place < MOST_PLACES else f'{place} or later'}"
 
 
 def _signal(signal: dict[str, Any]) -> dict[str, Any]:

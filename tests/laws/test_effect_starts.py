@@ -16,6 +16,7 @@ from sql import (
     dump,
     end,
     enqueue,
+    enqueue_many,
     exchange,
     get,
     lose,
@@ -62,6 +63,9 @@ def test_only_workers_that_start_effects_get_side_effecting_jobs_whoever_enqueue
     assert get(conn, job)["required_worker_schema"] == 2
     higher = enqueue(conn, effect_class="side_effecting", required_worker_schema=3)
     assert get(conn, higher)["required_worker_schema"] == 3
+    # Of several at once, which goes another way.
+    for made in enqueue_many(conn, 2, effect_class="side_effecting"):
+        assert get(conn, made["job_id"])["required_worker_schema"] == 2
     assert get(conn, enqueue(conn, queue="other"))["required_worker_schema"] is None
     policy(conn, "effects", effect_class="side_effecting")
     foreign: UUID = one(conn, "select taskq.enqueue('t', queue => 'q', policy => 'effects')")

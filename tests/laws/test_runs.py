@@ -618,12 +618,15 @@ def test_a_run_whose_effects_are_not_settled_is_not_reopened(conn: Conn) -> None
 def test_a_run_whose_node_has_an_effect_that_is_not_settled_is_not_reopened(conn: Conn) -> None:
     worker = worker_for(conn)
     spec = promising(conn, promised("sorry", "sorry", ("failed",)))
-    run = start(conn, store(conn, [node("a", **spec)]))
+    run = start(conn, store(conn, [node("a", **spec), node("b")], on_failure="finish"))
     do(conn, worker, "a", "failed")
+    do(conn, worker, "b", "failed")
+    # As a whole, rather than that what may run again does so beside what may not.
     assert refused(conn, "select taskq.retry_run(%s)", run) == "WF026"
+    assert tree(conn, run) == {"a": "failed", "b": "failed"}
     do(conn, worker, "sorry")
     assert retry_run(conn, run) == "reopened"
-    assert tree(conn, run) == {"a": "pending"}
+    assert tree(conn, run) == {"a": "pending", "b": "pending"}
 
 
 def test_a_run_is_forgotten_with_its_nodes_once_nothing_is_owed(conn: Conn) -> None:

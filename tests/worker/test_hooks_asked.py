@@ -11,6 +11,7 @@ from uuid import UUID
 
 import asyncpg
 import pytest
+from helpers import aeventually
 from worker_kit import BOUND, Events, Gates, RunWorker, outcomes, status_of, until_status
 
 from taskq import (
@@ -287,6 +288,7 @@ async def test_a_deploy_that_adds_the_hook_has_it_asked_about_older_attempts(
         declare(new, hook_of(Provider(Happened(1)), sync=False))
         async with run_worker(of=new):
             await until_status(aconn, job, "succeeded")
+            await aeventually(lambda: events.of("reconcile.enqueued"))
     [told] = events.of("reconcile.enqueued")
     assert told["job_id"] == str(job)
 

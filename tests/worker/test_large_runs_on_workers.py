@@ -140,5 +140,7 @@ async def test_a_run_that_another_process_left_behind_is_healed_by_the_leader(
     assert (await run.info()).status == "running"
     async with run_worker():
         assert await run.result(timeout=BOUND) == 3
+        # It is told once the leader has its answer, which may be after the run's end.
+        await aeventually(lambda: events.of("run.healed"), BOUND)
     assert done == [1, 2]
     assert [event["run_id"] for event in events.of("run.healed")] == [str(run.id)]

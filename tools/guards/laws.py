@@ -31,7 +31,20 @@ LAWS: tuple[Guard, ...] = (
         BY_HAND,
     ),
     guard(
-        "5", "running becomes pending or unknown only", "laws", "new.status in ('pending', 'unknown')", "true", BY_HAND
+        "5",
+        "running becomes held in a line, or to wait, only",
+        "laws",
+        "new.status in ('pending', 'unknown')",
+        "true",
+        FIVE + "test_an_attempt_ends_held_only_in_the_line_of_an_ordering_key_or_for_a_signal",
+    ),
+    guard(
+        "5",
+        "running becomes held for a signal or a child only",
+        "laws",
+        "new.status = 'held' and new.held_reason in ('signal', 'child')",
+        "new.status = 'held'",
+        FIVE + "test_an_attempt_ends_held_only_in_the_line_of_an_ordering_key_or_for_a_signal",
     ),
     guard(
         "5",

@@ -126,4 +126,12 @@ OF_STARTS: Final[tuple[Guard, ...]] = (
         "x.required_worker_schema",
         STARTS + "test_only_workers_that_start_effects_get_side_effecting_jobs_whoever_enqueues",
     ),
+    guard(
+        "effect",
+        "enqueue_many of one: older workers get no side-effecting job",
+        "enqueue",
+        "case when v_class = 'side_effecting' then greatest(v_level, 2) else v_level end",
+        "v_level",
+        STARTS + "test_only_workers_that_start_effects_get_side_effecting_jobs_whoever_enqueues",
+    ),
 )

@@ -246,6 +246,22 @@ def runs(patient: Patient) -> Finding:
     )
 
 
+def ahead(patient: Patient) -> Finding:
+    """Whether the workers know what the plans of runs at work have yet to get through."""
+    rows = patient.database.rows("ahead")
+    if not rows:
+        return ok("the workers know every task that runs at work have yet to get to")
+    first = rows[0]
+    return warn(
+        f"{counted(first['runs'], 'run')} of {first['workflow']} will get to {first['node']}, and no worker of "
+        f"{first['queue']} knows its task {first['task']}"
+        + (f"; {len(rows) - 1} more are like it" if rows[1:] else ""),
+        means="a deploy renamed the task or took it out; runs keep the plan that they began with, and wait there",
+        cure=f"keep a worker of the release that has it until they are through; or taskq runs cancel "
+        f"{first['first_run']}, and start it anew; select * from {patient.schema}.unserved_nodes shows all",
+    )
+
+
 def run_epochs(patient: Patient) -> Finding:
     """Whether jobs of runs can be claimed by the rules of runs."""
     row = patient.database.rows("run_epochs")[0]
@@ -272,5 +288,6 @@ CHECKS: dict[str, Check] = {
     "suspects": suspects,
     "orderings": orderings,
     "runs": runs,
+    "ahead": ahead,
     "run_epochs": run_epochs,
 }

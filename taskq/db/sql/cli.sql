@@ -162,6 +162,12 @@ select a.id::text as id, a.status, a.task, a.created_at from {{schema}}.all_jobs
    and (a.finished_at is null or a.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day')
  order by a.id limit $3::int;
 
+-- name: job_end
+-- Whether a job has ended, and how. It cannot end before its id was made, so older partitions of history are left out.
+select a.finished_at, a.status, a.result, a.error from {{schema}}.all_jobs a
+ where a.id = $1::text::uuid
+   and (a.finished_at is null or a.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day');
+
 -- name: job
 -- One job whole. A job cannot end before its id was made, so older partitions of history are left out.
 select a.id::text as id, a.status, a.held_reason, a.task, a.queue, a.priority, a.attempt, a.max_attempts, a.recoveries,
@@ -314,6 +320,10 @@ select r.id::text as id, r.workflow, r.run_key, r.status, r.plan_hash, coalesce(
   left join {{schema}}.plan_nodes k on k.plan_hash = o.plan_hash and k.ix = n.ix * (o.items is null)::int
  where r.id = $1::text::uuid;
 
+-- name: run_end
+-- Whether a run has ended, and how.
+select r.finished_at, r.status, r.result, r.error from {{schema}}.runs r where r.id = $1::text::uuid;
+
 -- name: run_nodes
 -- The nodes of a run as they stand, in the order of its plan, from number $2 on, $3 at most; with how far each map is.
 select t.ix, t.name, t.task, t.status, t.held_reason, t.attempt, t.claim_epoch, t.job_id::text as job_id,
@@ -322,8 +332,8 @@ select t.ix, t.name, t.task, t.status, t.held_reason, t.attempt, t.claim_epoch, 
          select pg_catalog.jsonb_build_object('items', m.items, 'at_once', m.at_once, 'waiting', m.waiting + m.unwritten, 'active', m.active,
              'succeeded', m.succeeded, 'failed', m.failed, 'cancelled', m.cancelled)
            from {{schema}}.map_progress m where m.run_id = t.run_id and m.ix = t.ix) end as map,
-       (select n.item from {{schema}}.nodes n where n.id = t.job_id) as item
-  from {{schema}}.run_tree t where t.run_id = $1::text::uuid and t.ix >= $2::int order by t.ix limit $3::int;
+       (select n.item from {{schema}}.nodes n where n.id = t.job_id) as item, w.waits_for as ready_for, w.of as ready_of, w.place
+  from {{schema}}.run_tree t left join {{schema}}.ready_nodes w on w.job_id = t.job_id and t.status = 'pending' where t.run_id = $1::text::uuid and t.ix >= $2::int order by t.ix limit $3::int;
 
 -- name: run_signals
 -- The signals that were sent to a run, in that order, and what became of each.

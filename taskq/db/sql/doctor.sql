@@ -158,6 +158,13 @@ select d.queue, d.task, d.level, d.n, extract(epoch from {{schema}}.now() - d.ol
                       and l.capability_level >= coalesce(d.level, 0))
  order by d.n desc limit 20;
 
+-- name: ahead
+-- What runs at work have yet to get through and no worker of its queue knows, where the queue has workers.
+select u.workflow, u.node, u.task, u.queue, u.runs, u.first_run::text as first_run from {{schema}}.unserved_nodes u
+ where exists (select from {{schema}}.workers w
+                where w.status = 'live' and w.lease_expires_at > {{schema}}.now() and u.queue = any (w.queues))
+ order by u.runs desc, u.workflow, u.node limit 20;
+
 -- name: effects
 -- Promised effects that stand still: whose job has failed, or for which none could be made.
 with still as materialized (
