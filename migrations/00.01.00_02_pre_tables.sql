@@ -84,7 +84,7 @@ comment on column {{schema}}.jobs.run_id is 'The run that it is a node of; null 
 comment on column {{schema}}.jobs.parent_job is 'The job whose body has started it as its child, and waits for it; null for none.';
 comment on column {{schema}}.jobs.deadline is 'Nothing is claimed, and no retry starts, after this instant.';
 comment on column {{schema}}.jobs.cancel_requested_at is 'When cancelling the running attempt was asked for.';
-comment on column {{schema}}.jobs.effect_started_at is 'When the current attempt of a side-effecting task was allowed to start its effect.';
+comment on column {{schema}}.jobs.effect_started_at is 'When the current attempt of a side-effecting task was allowed to start its effect; of another, its step whose effect has started and is not told.';
 comment on column {{schema}}.jobs.attempt is 'Attempts used up: failures of the body in this generation.';
 comment on column {{schema}}.jobs.max_attempts is 'How many failures of the body end the job.';
 comment on column {{schema}}.jobs.recoveries is 'How often it was to run again because its worker was lost, or its unknown outcome turned out not to have happened, in this generation.';
@@ -185,7 +185,7 @@ comment on column {{schema}}.history.run_id is 'The run that it was a node of; n
 comment on column {{schema}}.history.outcome_id is 'The nonce of the worker that sent the final outcome; null if taskq settled it itself.';
 comment on column {{schema}}.history.deadline is 'The instant after which it was not to start.';
 comment on column {{schema}}.history.cancel_requested_at is 'When cancelling was asked for while it ran.';
-comment on column {{schema}}.history.effect_started_at is 'When the final attempt was allowed to start its effect.';
+comment on column {{schema}}.history.effect_started_at is 'When the final attempt was allowed to start its effect, or that of the step that was resolved.';
 comment on column {{schema}}.history.attempt is 'Attempts used up in the last generation.';
 comment on column {{schema}}.history.max_attempts is 'How many failures would have ended it.';
 comment on column {{schema}}.history.recoveries is 'How often it was to run again because its worker was lost, or its unknown outcome turned out not to have happened, in the last generation.';

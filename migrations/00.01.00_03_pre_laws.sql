@@ -40,6 +40,16 @@ create trigger transition_listed before update of status, claimed_by on {{schema
   execute function {{schema}}.refuse('WF003', 'this transition of a job does not exist',
     'Use the functions and commands of taskq (cancel, retry, resolve); docs/laws.md lists the transitions.');
 
+-- While the effect of a step has started and nobody has told of it, its job runs or is unknown, whatever asks for more.
+create trigger effect_of_step_told before update of status on {{schema}}.jobs for each row
+  when (old.effect_started_at is not null and old.effect_class <> 'side_effecting' and new.status in ('pending', 'held'))
+  execute function {{schema}}.refuse('WF003', 'a step of the job has started its effect, and nobody has told what became of it',
+    'Decide that first: taskq jobs resolve.');
+create trigger effect_of_step_told_by_end before delete on {{schema}}.jobs for each row
+  when (old.effect_started_at is not null and old.effect_class <> 'side_effecting')
+  execute function {{schema}}.refuse('WF003', 'a step of the job has started its effect, and nobody has told what became of it',
+    'Decide that first: taskq jobs resolve.');
+
 -- A job is born pending or held, without a claim; one that is reopened keeps its epoch and has a higher generation.
 create trigger birth_listed before insert on {{schema}}.jobs for each row
   when (new.status not in ('pending', 'held') or new.claimed_by is not null

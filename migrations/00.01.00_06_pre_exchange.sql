@@ -7,7 +7,8 @@
 -- against 47k): in one statement the claim waits for rows that others have just claimed.
 
 -- Ends. p_outcomes: unknown (no end: the job becomes unknown and keeps its claim, until its own late end or a
--- decision; so does one that is handed back after it was allowed to start an effect); succeeded, failed, cancelled, retry_after_spent, snooze_spent (terminal; the last two ended by their
+-- decision; so does one that is handed back after it was allowed to start an effect, and whatever is told of one with a step
+-- whose effect has started and is not told); succeeded, failed, cancelled, retry_after_spent, snooze_spent (terminal; the last two ended by their
 -- bound, which uses no attempt); retry, retry_after, snooze, release (back to pending);
 -- suspend (pending, or held until a signal comes; p_errors says which steps its body waits for).
 -- A cancel request on the locked row turns everything but a success into cancelled; a wait that would pass the deadline
@@ -37,9 +38,10 @@ begin
   end if;
   if 'unknown' = any(p_outcomes) then
     -- What its worker could not see confirmed, the locked row knows: without an effect start no body was called.
-    p_outcomes := array(select case when o.outcome = 'unknown' and o.error->>'reason' = 'not_confirmed' and exists (
+    -- And of a step, whether it was started and is not told.
+    p_outcomes := array(select case when o.outcome = 'unknown' and (o.error->>'reason' = 'not_confirmed' or o.error->>'step' is not null) and exists (
           select from {{schema}}.jobs j where j.id = o.id and j.claim_epoch = o.epoch and (j.claimed_by = p_worker) is true and j.status = 'running'
-             and j.effect_class = 'side_effecting' and j.effect_started_at is null) then 'release' else o.outcome end
+             and (j.effect_class = 'side_effecting' or o.error->>'step' is not null) and j.effect_started_at is null) then 'release' else o.outcome end
         from unnest(p_ids, p_epochs, p_outcomes, p_errors) with ordinality as o(id, epoch, outcome, error, n) order by o.n);
   end if;
   if p_outcomes && array['unknown', 'release'] then
@@ -50,7 +52,7 @@ begin
                order by t.id, t.epoch, t.n) o
         join {{schema}}.jobs j on j.id = o.id and j.claim_epoch = o.epoch
        where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown')
-         and (o.outcome = 'unknown' or o.outcome = 'release' and j.effect_class = 'side_effecting' and j.effect_started_at is not null)
+         and (o.outcome = 'unknown' or o.outcome = 'release' and j.effect_started_at is not null)
        order by j.id
     loop
       v_job := v_end.job;
@@ -66,6 +68,7 @@ begin
                order by t.id, t.epoch, t.n) o
         join {{schema}}.jobs j on j.id = o.id and j.claim_epoch = o.epoch
        where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status = 'running' and o.outcome = 'suspend' and j.cancel_requested_at is null
+         and (j.effect_started_at is null or j.effect_class = 'side_effecting')
        order by j.id
     loop
       v_job := v_end.job;
@@ -97,6 +100,7 @@ begin
          and j.id <> all(v_unknown)
          and (e.outcome = 'release' or j.deadline is null or v_now + make_interval(secs => e.delay) <= j.deadline)
          and (e.outcome <> 'retry' or j.attempt + 1 < j.max_attempts)
+         and (j.effect_started_at is null or j.effect_class = 'side_effecting')
       returning j.id, j.claim_epoch, j.attempt, j.generation, j.queue, a.claimed_at, a.effect_started_at, e.outcome, e.outcome_id, e.error),
     noted as (
       insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, outcome_id, effect_started_at, attempt, generation, outcome, error)
@@ -119,6 +123,7 @@ begin
     delete from {{schema}}.jobs j
      where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status in ('running', 'unknown')
        -- "is true" keeps the fence out of the choice of index and the IN a hashed subplan: the delete always goes by primary key.
+       and (j.effect_started_at is null or j.effect_class = 'side_effecting')
        and j.id <> all(v_unknown)
        and ((j.id, j.claim_epoch) in (select e.id, e.epoch from ends e)) is true
     returning j.*),
@@ -150,6 +155,23 @@ begin
            d.tags, d.meta, d.key_generation, d.has_effects, d.ordering_key, d.cohort, d.checkpoint, d.checkpoint_version, d.run_id, d.run_epoch
       from decided d;
   get diagnostics v_gone = row_count;
+  if v_back + v_gone + v_suspended + cardinality(v_unknown) < coalesce(array_length(p_ids, 1), 0) then
+    -- Whatever was told of these: what became of the effect of a step was not.
+    for v_end in
+      select o.outcome, o.error, j as job
+        from (select distinct on (t.id, t.epoch) t.* from unnest(p_ids, p_epochs, p_outcomes, p_errors) with ordinality as t(id, epoch, outcome, error, n)
+               order by t.id, t.epoch, t.n) o
+        join {{schema}}.jobs j on j.id = o.id and j.claim_epoch = o.epoch
+       where j.id = any(p_ids) and (j.claimed_by = p_worker) is true and j.status = 'running' and j.id <> all(v_unknown)
+         and j.effect_class <> 'side_effecting' and j.effect_started_at is not null
+       order by j.id for update of j
+    loop
+      v_job := v_end.job;
+      perform {{schema}}.enter_unknown(v_job, 'told', jsonb_build_object('type', 'OutcomeUnknown',
+        'message', format('its attempt ended (%s) while the effect of a step had started', v_end.outcome), 'cause', v_end.error));
+      v_unknown := v_unknown || v_job.id;
+    end loop;
+  end if;
   return v_back + v_gone + v_suspended + cardinality(v_unknown);
 end $$;
 comment on function {{schema}}.end_attempts(uuid, uuid[], bigint[], text[], bigint[], jsonb[], jsonb[], double precision[]) is
@@ -218,10 +240,10 @@ create function {{schema}}.are_ends_alone(p_ids uuid[]) returns boolean
   select not exists (
     select from {{schema}}.jobs j where j.id = any(p_ids)
        and (j.effect_class = 'side_effecting' or j.status <> 'running' or j.cancel_requested_at is not null
-         or j.has_effects or j.run_id is not null or j.parent_job is not null))
+         or j.has_effects or j.run_id is not null or j.parent_job is not null or j.effect_started_at is not null))
 $$;
 comment on function {{schema}}.are_ends_alone(uuid[]) is
-  'Whether the ends of these attempts may be committed asynchronously: none is of a side-effecting job, of one whose cancelling was asked for, or makes other jobs, be it a node of a run, a child or one that promises effects.';
+  'Whether the ends of these attempts may be committed asynchronously: none is of a side-effecting job, of one with a step whose effect is not told, of one whose cancelling was asked for, or makes other jobs, be it a node of a run, a child or one that promises effects.';
 
 -- p_ends_async: whether the worker trades. A transaction with a claim in it never does: a claim that the server has lost could
 -- be made again under the same epoch.
@@ -263,7 +285,8 @@ begin
           null::integer, null::integer, null::integer, null::integer, null::integer, null::integer, null::text, null::timestamptz, null::timestamptz, null::text, null::integer, null::integer, null::text
         from unnest(p_ids, p_epochs, p_outcomes, p_outcome_ids) as e(id, epoch, outcome, outcome_id)
        where not exists (select from {{schema}}.attempts a where a.job_id = e.id and a.claim_epoch = e.epoch and a.outcome_id = e.outcome_id)
-         and not (e.outcome in ('unknown', 'release') and exists (select from {{schema}}.jobs j where j.id = e.id and j.claim_epoch = e.epoch and (j.claimed_by = p_worker) is true and j.status = 'unknown'));
+         and not exists (select from {{schema}}.jobs j where j.id = e.id and j.claim_epoch = e.epoch and (j.claimed_by = p_worker) is true and j.status = 'unknown'
+           and (e.outcome in ('unknown', 'release') or j.effect_class <> 'side_effecting' and j.effect_started_at is not null));
     end if;
   end if;
   if p_limit > 0 then

@@ -172,7 +172,7 @@ begin
       begin
         v_now := {{schema}}.now();
         v_max := {{schema}}.recovery_bound(v_job.policy_id);
-        if v_job.effect_class = 'side_effecting' and v_job.effect_started_at is not null
+        if v_job.effect_started_at is not null
            or v_job.effect_class = 'idempotent' and v_job.cancel_requested_at is not null then
           perform {{schema}}.enter_unknown(v_job, 'worker_lost',
             jsonb_build_object('type', 'WorkerLost', 'message', 'its worker was lost, and what it did may have had its effect', 'worker_id', v_job.claimed_by));

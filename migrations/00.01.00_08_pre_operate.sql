@@ -83,6 +83,7 @@ declare
   v_job {{schema}}.jobs;
   v_old {{schema}}.history;
   v_now timestamptz;
+  v_key integer;
   v_holder uuid;
 begin
   perform {{schema}}.ensure_today();
@@ -119,6 +120,7 @@ begin
     raise exception using errcode = 'WF012', message = format('job %s has succeeded', job_id),
       detail = jsonb_build_object('job_id', job_id, 'status', 'succeeded')::text, hint = 'Enqueue a new job to do the work again.';
   end if;
+  v_key := v_old.key_generation;
   v_old.key_generation := {{schema}}.reopening(v_old);
   v_now := {{schema}}.now();
   if v_old.unique_key is not null then
@@ -149,6 +151,9 @@ begin
       v_old.run_id, (select r.run_epoch from {{schema}}.runs r where r.id = v_old.run_id),
       -- Its parent still waits, unless it has been told of the end before.
       {{schema}}.child_reopened(job_id, null, v_old.status, v_old.error));
+  if v_old.key_generation is not distinct from v_key then
+    perform {{schema}}.keep_effects(job_id, v_old.generation);
+  end if;
   perform {{schema}}.wake(array[v_old.queue]);
   perform {{schema}}.note('retry', job_id::text, actor, reason,
     jsonb_build_object('answer', 'reopened', 'was', v_old.status, 'finished_at', v_old.finished_at, 'error', v_old.error, 'deadline_dropped', v_old.deadline <= v_now));
@@ -196,7 +201,8 @@ comment on function {{schema}}.backoff(text, integer) is 'Seconds to wait before
 -- of the job's row. p_epoch: the attempt that the decision is about; null for the one that is open.
 -- "Did not happen" runs the job again, and counts as a recovery. An operator may say so as often as they like: each time
 -- somebody has looked, and it is on record who. A hook may not: p_bounded keeps it to max_recoveries, and to the curve.
-create function {{schema}}.decide_unknown(p_job uuid, p_epoch bigint, p_happened boolean, p_result jsonb, p_reason text, p_actor text, p_bounded boolean) returns text
+create function {{schema}}.decide_unknown(p_job uuid, p_epoch bigint, p_happened boolean, p_result jsonb, p_reason text, p_actor text, p_bounded boolean,
+    p_error jsonb default null) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_job {{schema}}.jobs;
@@ -209,6 +215,7 @@ declare
   v_answer text;
   v_bound integer;
   v_delay double precision := 0;
+  v_step text;
 begin
   perform {{schema}}.ensure_today();
   perform {{schema}}.lock_run_of(p_job);
@@ -261,11 +268,19 @@ begin
     raise exception using errcode = 'WF009', message = 'resolving an unknown outcome needs a reason', hint = 'Say what you checked; it goes on the record.';
   end if;
   v_now := {{schema}}.now();
-  if p_happened then
+  if v_job.effect_class <> 'side_effecting' and v_job.effect_started_at is not null then
+    -- What nobody knows is one step. Told, the rest of the body goes on.
+    if p_bounded then
+      perform {{schema}}.refuse_hook(v_job);
+    end if;
+    v_step := {{schema}}.settle_step(v_job, p_happened, coalesce(p_result, 'null'), p_error);
+  end if;
+  if p_happened and v_step is null then
     perform {{schema}}.finish(v_job, 'succeeded', 'resolved', p_result, null);
     v_answer := 'succeeded';
   elsif v_job.cancel_requested_at is not null then
-    perform {{schema}}.finish(v_job, 'cancelled', 'resolved', null, jsonb_build_object('type', 'Cancelled', 'message', 'cancelled; the effect did not happen', 'reason', p_reason));
+    perform {{schema}}.finish(v_job, 'cancelled', 'resolved', null, jsonb_build_object('type', 'Cancelled',
+      'message', format('cancelled; the effect%s %s', ' of step ' || v_step, case when p_happened then 'happened' else 'did not happen' end), 'reason', p_reason));
     v_answer := 'cancelled';
   else
     v_job.recoveries := v_job.recoveries + 1;
@@ -284,7 +299,8 @@ begin
     else
       insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
         values (v_job.id, v_now, v_job.claimed_at, v_job.claim_epoch, v_job.claimed_by, v_job.effect_started_at, v_job.attempt, v_job.generation, 'resolved',
-                jsonb_build_object('type', 'DidNotHappen', 'message', 'resolved: the effect did not happen', 'reason', p_reason));
+                jsonb_build_object('type', case when p_happened then 'StepHappened' else 'DidNotHappen' end,
+                  'message', format('resolved: the effect%s %s', ' of step ' || v_step, case when p_happened then 'happened' else 'did not happen' end), 'reason', p_reason));
       update {{schema}}.jobs j set status = 'pending', claimed_by = null, claimed_at = null, effect_started_at = null, recoveries = j.recoveries + 1,
           run_at = case when v_delay > 0 then v_now + make_interval(secs => v_delay) else j.run_at end
         where j.id = p_job;
@@ -292,18 +308,19 @@ begin
       v_answer := 'pending';
     end if;
   end if;
-  perform {{schema}}.note('resolve', p_job::text, p_actor, p_reason, jsonb_build_object('happened', p_happened, 'answer', v_answer, 'claim_epoch', v_epoch));
+  perform {{schema}}.note('resolve', p_job::text, p_actor, p_reason, jsonb_build_object('happened', p_happened, 'answer', v_answer, 'claim_epoch', v_epoch)
+    || case when v_step is not null then jsonb_build_object('step', v_step) else '{}' end);
   return v_answer;
 end $$;
-comment on function {{schema}}.decide_unknown(uuid, bigint, boolean, jsonb, text, text, boolean) is
-  'Decides an unknown outcome, of the given attempt where one is given. Called by resolve, resolve_attempt and answer_reconcile alone.';
+comment on function {{schema}}.decide_unknown(uuid, bigint, boolean, jsonb, text, text, boolean, jsonb) is
+  'Decides an unknown outcome, of the given attempt where one is given; with p_error, a step has failed with it. Called by resolve, resolve_attempt, answer_reconcile and end_step alone.';
 
 create function {{schema}}.resolve(job_id uuid, happened boolean, result jsonb default null, reason text default null, actor text default null) returns text
   language sql security definer set search_path = pg_catalog, pg_temp as $$
   select {{schema}}.decide_unknown(job_id, null, happened, result, reason, actor, false)
 $$;
 comment on function {{schema}}.resolve(uuid, boolean, jsonb, text, text) is
-  'Decides an unknown outcome of whichever attempt is open, once and on the record: happened makes it succeeded, otherwise it is cancelled if that was asked for, else pending again at once, and runs again with the same idempotency key. So say that it did not happen only once it can no longer happen; and where another attempt may be open by now, name the one that was looked at: resolve_attempt. Each run again counts as a recovery, and no bound holds an operator back.';
+  'Decides an unknown outcome of whichever attempt is open, once and on the record: happened makes it succeeded, otherwise it is cancelled if that was asked for, else pending again at once, and runs again with the same idempotency key. So say that it did not happen only once it can no longer happen; and where another attempt may be open by now, name the one that was looked at: resolve_attempt. Where what is unknown is a step, happened records the result as what it gave, and the job goes on (pending). Each run again counts as a recovery, and no bound holds an operator back.';
 
 create function {{schema}}.resolve_attempt(job_id uuid, claim_epoch bigint, happened boolean, result jsonb default null, reason text default null, actor text default null) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

@@ -30,6 +30,10 @@ begin
     return;
   end if;
   p_job.status := 'unknown';
+  if p_job.effect_class <> 'side_effecting' and p_job.effect_started_at is not null then
+    p_error := coalesce(p_error, '{}') || coalesce((select jsonb_build_object('step', s.name, 'occurrence', s.occurrence) from {{schema}}.steps s
+      where s.job_id = p_job.id and s.generation = p_job.generation and s.kind = 'step' and not s.done limit 1), '{}');
+  end if;
   insert into {{schema}}.unknowns (job_id, claim_epoch, since, reason, error, reconcile_job)
     values (p_job.id, p_job.claim_epoch, {{schema}}.now(), p_reason, p_error, {{schema}}.request_reconcile(p_job))
     on conflict do nothing;

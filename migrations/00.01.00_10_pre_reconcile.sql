@@ -10,6 +10,9 @@ declare
   v_deadline double precision;
   v_id uuid;
 begin
+  if p_job.effect_class <> 'side_effecting' and p_job.effect_started_at is not null then
+    return null;
+  end if;
   select r.* into v_hook from {{schema}}.task_config c join {{schema}}.task_config r on r.task = c.reconcile_task where c.task = p_job.task;
   if not found then
     return null;
@@ -25,7 +28,15 @@ begin
   return v_id;
 end $$;
 comment on function {{schema}}.enqueue_reconcile({{schema}}.jobs) is
-  'Enqueues the job that reconciles this unknown attempt, or finds the one that is open; null where its task has no hook for it.';
+  'Enqueues the job that reconciles this unknown attempt, or finds the one that is open; null where its task has no hook for it, and where what is unknown is a step: the hook answers for the whole job.';
+
+create function {{schema}}.refuse_hook(p_job {{schema}}.jobs) returns void
+  language plpgsql set search_path = pg_catalog, pg_temp as $$
+begin
+  raise exception using errcode = 'WF012', message = format('what is unknown of job %s is the effect of a step, and a hook answers for the whole job', p_job.id),
+    detail = jsonb_build_object('job_id', p_job.id, 'status', 'unknown')::text, hint = 'Decide yourself: taskq jobs resolve.';
+end $$;
+comment on function {{schema}}.refuse_hook({{schema}}.jobs) is 'Raises WF012: no hook can answer for a step.';
 
 create function {{schema}}.request_reconcile(p_job {{schema}}.jobs) returns uuid
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -46,6 +57,7 @@ begin
   for v_job in
     select j.* from {{schema}}.jobs j
      where j.status = 'unknown' and (p_after is null or j.id > p_after)
+       and (j.effect_class = 'side_effecting' or j.effect_started_at is null)
        and exists (select from {{schema}}.task_config c where c.task = j.task and c.reconcile_task is not null)
        and exists (select from {{schema}}.unknowns u where u.job_id = j.id and u.claim_epoch = j.claim_epoch and u.reconcile_job is null)
      order by j.id limit p_limit for update of j skip locked
@@ -81,6 +93,9 @@ begin
   if v_job.status is distinct from 'unknown' then
     raise exception using errcode = 'WF012', message = format('job %s is %s, not unknown', job_id, coalesce(v_job.status, 'finished')),
       detail = jsonb_build_object('job_id', job_id, 'status', v_job.status)::text, hint = 'Only an unknown outcome is asked about.';
+  end if;
+  if v_job.effect_class <> 'side_effecting' and v_job.effect_started_at is not null then
+    perform {{schema}}.refuse_hook(v_job);
   end if;
   v_key := v_job.id || '/' || v_job.claim_epoch;
   select o.* into v_open from {{schema}}.task_config c
@@ -123,7 +138,8 @@ comment on function {{schema}}.answer_reconcile(uuid, bigint, boolean, jsonb, te
 
 create view {{schema}}.unknown_outcomes as
   select j.id as job_id, j.queue, j.task, j.claim_epoch, j.claimed_by as worker_id, w.name as worker, j.claimed_at, j.effect_started_at, j.cancel_requested_at,
-         coalesce(u.since, j.claimed_at) as since, u.reason, u.reconcile_job, r.status as reconcile_status, r.error as reconcile_error
+         coalesce(u.since, j.claimed_at) as since, u.reason, u.reconcile_job, r.status as reconcile_status, r.error as reconcile_error,
+         case when j.effect_class <> 'side_effecting' and j.effect_started_at is not null then u.error ->> 'step' || case when u.error ->> 'occurrence' <> '1' then ' #' || (u.error ->> 'occurrence') else '' end end as step
     from {{schema}}.jobs j
     left join {{schema}}.unknowns u on u.job_id = j.id and u.claim_epoch = j.claim_epoch
     left join {{schema}}.workers w on w.id = j.claimed_by
@@ -136,4 +152,4 @@ create view {{schema}}.unknown_outcomes as
        where h.id = u.reconcile_job and h.finished_at >= {{schema}}.id_time(u.reconcile_job) - interval '1 day') r on true
    where j.status = 'unknown';
 comment on view {{schema}}.unknown_outcomes is
-  'Jobs whose effect may have happened and whose outcome was never told, with the job that asks about each: pending, running, failed, ...; null where none does. Each waits for its own late end, for an answer, or for taskq jobs resolve.';
+  'Jobs whose effect may have happened and whose outcome was never told, with the job that asks about each: pending, running, failed, ...; null where none does; step is the one whose effect it is, null for the whole body''s. Each waits for its own late end, for an answer, or for taskq jobs resolve.';

@@ -39,6 +39,8 @@ comment on function {{schema}}.checkpoint(uuid, uuid, bigint, integer, jsonb) is
 create function {{schema}}.end_inside(p_worker uuid, p_job uuid, p_epoch bigint, p_outcome_id bigint, p_result jsonb, p_xid text)
   returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+declare
+  v_ended integer;
 begin
   if pg_current_xact_id()::text <> p_xid then
     return 'another transaction';
@@ -46,8 +48,13 @@ begin
   -- Lock order: workers, runs, jobs. As with every end, the worker need not be live.
   perform from {{schema}}.workers w where w.id = p_worker for key share;
   perform {{schema}}.lock_run_of(p_job);
-  return case {{schema}}.end_attempts(p_worker, array[p_job], array[p_epoch], array['succeeded'], array[p_outcome_id], array[p_result],
-    array[null::jsonb], array[0::double precision]) when 1 then 'ended' else 'fenced' end;
+  v_ended := {{schema}}.end_attempts(p_worker, array[p_job], array[p_epoch], array['succeeded'], array[p_outcome_id], array[p_result],
+    array[null::jsonb], array[0::double precision]);
+  -- An effect of a step that is not told: nothing of this transaction may stay.
+  if v_ended = 1 and exists (select from {{schema}}.jobs j where j.id = p_job) then
+    return 'step';
+  end if;
+  return case v_ended when 1 then 'ended' else 'fenced' end;
 end $$;
 comment on function {{schema}}.end_inside(uuid, uuid, bigint, bigint, jsonb, text) is
   'Ends an attempt as succeeded inside of the transaction p_xid that its body has begun. Answers ended, fenced (the attempt is another''s or over) or another transaction (p_xid has ended); only ended changes anything.';

@@ -20,16 +20,19 @@ create table {{schema}}.steps (
   child_run uuid,
   recorded_at timestamptz not null,
   until timestamptz,
+  effect_started_at timestamptz,
   depth integer check (depth between 1 and 100),
   done boolean not null default true,
   value jsonb,
   error jsonb,
   primary key (job_id, generation, kind, name, occurrence),
-  constraint steps_kind check (case kind when 'step' then done and value is not null and until is null and signal_id is null
+  constraint steps_kind check (case kind when 'step' then until is null and signal_id is null and num_nonnulls(value, error) = done::integer
+      and (effect_started_at is not null or done and error is null)
     when 'sleep' then done and value is null and until is not null and signal_id is null
     when 'wait' then (value is null) = (signal_id is null) and (done or signal_id is null)
     when 'child' then until is null and signal_id is null and num_nonnulls(child_job, child_run) = 1 and num_nonnulls(value, error) = done::integer else false end),
-  constraint steps_child_whole check ((kind = 'child') = (depth is not null) and (kind = 'child' or num_nonnulls(child_job, child_run, error) = 0))
+  constraint steps_child_whole check ((kind = 'child') = (depth is not null) and (kind = 'child' or num_nonnulls(child_job, child_run) = 0 and (error is null or kind = 'step'))),
+  constraint steps_effect check (effect_started_at is null or kind = 'step')
 );
 create unique index steps_signal on {{schema}}.steps (signal_id) where signal_id is not null;
 create index steps_recorded_at on {{schema}}.steps (recorded_at);
@@ -47,9 +50,10 @@ comment on column {{schema}}.steps.until is 'When a sleep ends, or the time of a
 comment on column {{schema}}.steps.child_job is 'The job that was started as its child.';
 comment on column {{schema}}.steps.child_run is 'The run that was started as its child.';
 comment on column {{schema}}.steps.depth is 'Of a child: how many bodies it is below.';
-comment on column {{schema}}.steps.done is 'False for a wait, or a child, that is still waited for.';
+comment on column {{schema}}.steps.effect_started_at is 'When the effect of a side-effecting step was allowed to start; null for any other.';
+comment on column {{schema}}.steps.done is 'False for a wait, or a child, that is still waited for, and for a step whose effect has started and nobody has told of.';
 comment on column {{schema}}.steps.value is 'What it gave.';
-comment on column {{schema}}.steps.error is 'What the body was told of a child that has not succeeded.';
+comment on column {{schema}}.steps.error is 'What the body was told of a child that has not succeeded, or of a side-effecting step that failed.';
 
 create table {{schema}}.signals (
   id bigint generated always as identity primary key,
@@ -86,7 +90,7 @@ comment on column {{schema}}.signals.refused_why is 'Why.';
 comment on column {{schema}}.signals.payload is 'What was sent.';
 
 create view {{schema}}.job_steps as
-  select s.job_id, j.task, j.queue, j.status, s.generation, s.kind, s.name, s.occurrence, s.claim_epoch, s.recorded_at, s.until, s.done, s.value, s.error, s.child_job, s.child_run,
+  select s.job_id, j.task, j.queue, j.status, s.generation, s.kind, s.name, s.occurrence, s.claim_epoch, s.recorded_at, s.until, s.effect_started_at, s.done, s.value, s.error, s.child_job, s.child_run,
          s.generation = j.generation as current, j.status = 'succeeded' and s.left_by is not distinct from j.claim_epoch as left_out
     from {{schema}}.steps s join {{schema}}.all_jobs j on j.id = s.job_id;
 comment on view {{schema}}.job_steps is 'The recorded steps with their jobs: current are those of the job''s generation, left_out those that the attempt which succeeded has not asked for.';
@@ -474,11 +478,19 @@ begin
     select 4, 'step_of_other_generation', s.job_id, format('step %s #%s is of generation %s, and attempt %s, which recorded it, is not', s.name, s.occurrence, s.generation, s.claim_epoch)
       from {{schema}}.steps s join {{schema}}.jobs j on j.id = s.job_id
       left join {{schema}}.ledger l on l.job_id = s.job_id and l.claim_epoch = s.claim_epoch
-     where s.generation <> coalesce(l.generation, j.generation) and (l.job_id is not null or s.claim_epoch = j.claim_epoch);
+     where s.generation <> coalesce(l.generation, j.generation) and (l.job_id is not null or s.claim_epoch = j.claim_epoch)
+       -- What had happened is kept by a reopening.
+       and not (s.effect_started_at is not null and s.value is not null and s.generation > l.generation);
   return query
     select 4, 'step_left_by_no_attempt', s.job_id, format('step %s #%s of attempt %s was left by attempt %s, the job is at %s', s.name, s.occurrence, s.claim_epoch, s.left_by, j.claim_epoch)
       from {{schema}}.steps s join {{schema}}.jobs j on j.id = s.job_id
      where s.left_by > j.claim_epoch or s.left_by < s.claim_epoch;
+  -- A step whose effect has started and is not told is that of the attempt that is open, and its job says so.
+  return query
+    select 4, 'step_untold', s.job_id, format('step %s #%s of attempt %s has started its effect and nobody has told of it; the job is %s, at attempt %s', s.name, s.occurrence, s.claim_epoch, j.status, j.claim_epoch)
+      from {{schema}}.steps s join {{schema}}.jobs j on j.id = s.job_id
+     where s.kind = 'step' and not s.done
+       and not (s.generation = j.generation and s.claim_epoch = j.claim_epoch and j.status in ('running', 'unknown') and j.effect_started_at is not null and j.effect_class <> 'side_effecting');
   return query
     select 4, 'held_for_no_signal', j.id, 'it is held for a signal, and waits for none'::text from {{schema}}.jobs j
      where j.status = 'held' and j.held_reason = 'signal' and not exists (
@@ -514,6 +526,9 @@ begin
         from {{schema}}.steps s join {{schema}}.history h on h.id = s.job_id
        where s.claim_epoch > h.claim_epoch or s.claim_epoch > h.pruned_attempts and not (s.claim_epoch = h.claim_epoch and h.worker_id is not null)
          and not exists (select from {{schema}}.ledger l where l.job_id = s.job_id and l.claim_epoch = s.claim_epoch);
+    return query
+      select 4, 'step_untold', s.job_id, format('step %s #%s of attempt %s has started its effect and nobody has told of it; the job is %s', s.name, s.occurrence, s.claim_epoch, h.status)
+        from {{schema}}.steps s join {{schema}}.history h on h.id = s.job_id where s.kind = 'step' and not s.done;
     return query
       select 4, 'step_of_no_job', s.job_id, format('step %s #%s', s.name, s.occurrence) from {{schema}}.steps s
        where not exists (select from {{schema}}.jobs j where j.id = s.job_id) and not exists (select from {{schema}}.history h where h.id = s.job_id)

@@ -508,12 +508,14 @@ class TaskQ:
                 happen: the provider has closed the key, or the process that ran the body is dead and no request of it
                 is still on its way.
             reason: What was checked; it goes on the record.
-            result: What the body would have returned; with ``happened=True`` only.
+            result: What the body would have returned, or the step, where what is unknown is a side-effecting step;
+                with ``happened=True`` only.
             actor: Who decides; the database's user by default.
             claim_epoch: The attempt that was looked at; without it, the decision is about whichever is open.
 
         Returns:
-            What the job became: ``succeeded``, ``cancelled`` or ``pending``.
+            What the job became: ``succeeded``, ``cancelled`` or ``pending``. Of a step it is ``pending`` either way,
+            unless cancelling was asked for: the body goes on, with the record of the step or by calling it again.
 
         Raises:
             JobNotFound: There is no such job.

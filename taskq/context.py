@@ -19,6 +19,7 @@ from taskq.telemetry import get_logger
 if TYPE_CHECKING:
     from taskq.children import Child, Start
     from taskq.durable import Steps
+    from taskq.effect_steps import Attempt
     from taskq.outcomes import TimedOut
     from taskq.steps import Key, Offer, Record
     from taskq.tasks import BoundTask, Task
@@ -58,6 +59,12 @@ class BodyServices(Protocol):
 
     async def record_step(self, ctx: JobContext, key: Key, text: str) -> None:
         """Record what a step gave, as JSON text."""
+
+    async def start_step(self, ctx: JobContext, key: Key) -> Record | datetime:
+        """Commit the start of a side-effecting step, and give when that was; or what stands on record of it."""
+
+    async def end_step(self, ctx: JobContext, key: Key, at: datetime, text: str | None, error: str | None) -> None:
+        """Record what came of that start: a value or an error, as JSON text; with neither, that it did not happen."""
 
     async def begin_sleep(self, ctx: JobContext, key: Key, seconds: float) -> float:
         """Record when a sleep ends, once; give the seconds that are left."""
@@ -105,6 +112,7 @@ class JobContext:
         "_key_generation",
         "_logger",
         "_meta",
+        "_run",
         "_saved",
         "_services",
         "_steps",
@@ -154,6 +162,7 @@ class JobContext:
         self._services = services
         self._saved: Saved | None = None
         self._steps: Steps | None = None
+        self._run: Attempt | None = None
         self._suspends = suspends
 
     @classmethod
@@ -334,13 +343,18 @@ class JobContext:
             name: 1 to 128 printable ASCII characters without spaces, such as ``charge`` or ``page:7``; no ``#``.
             fn: A function, async or plain.
             args: Its arguments; they are not recorded.
-            kwargs: More of them, but for ``effect_class``, a keyword of this call: ``"idempotent"`` or ``"pure"``.
+            kwargs: More of them, but for ``effect_class``, a keyword of this call: ``"idempotent"``, ``"pure"``, or
+                ``"side_effecting"``, which has its start committed before ``fn`` is called and is not called again
+                until somebody has told what became of it; one of those at a time.
 
         Raises:
             StepRefused: It cannot be a step; nothing was called.
             StepMisfit: What is recorded does not fit what ``fn`` returns now; it was not called.
             StepNotStorable: What ``fn`` gave cannot be stored; it has run.
             StepConflict: Another value stands on record for it.
+            StepFailed: It is side-effecting, and has failed, now or in an earlier attempt.
+            EffectStartNotProven: It is side-effecting, and may not be called.
+            JobCancelled: It is side-effecting, and somebody has asked to cancel the job before.
             FencedOut: The attempt is over, or not this worker's any more.
             DatabaseUnavailable: The database cannot be reached; it may have been recorded.
         """

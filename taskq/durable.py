@@ -22,6 +22,7 @@ from uuid import UUID
 
 from taskq.children import Start, given, to_start
 from taskq.durations import Duration, parse_duration
+from taskq.effect_steps import EffectSteps, failed
 from taskq.errors import StepRefused
 from taskq.outcomes import Suspended, TimedOut
 from taskq.steps import (
@@ -71,16 +72,19 @@ class Steps:
         self._loading = asyncio.Lock()
         self._running = 0
         self._quiet = asyncio.Event()
+        self._effects = EffectSteps(ctx)
         self.suspended: list[Key] = []
         """What the body is suspended for; empty while it is not."""
 
     async def step(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See ``JobContext.step``."""
-        declared, kwargs = _declared(name, fn, kwargs)
+        declared, effect, kwargs = _declared(name, fn, kwargs)
         with self._call("step", name) as key, self._beside():
             record = await self._find(key)
-            if record is not None:
-                return decode(self._ctx.job_id, key, declared, record)
+            if record is not None and record.done:
+                return self._replayed(key, declared, record)
+            if effect or record is not None:
+                return await self._effect(key, declared, fn, args, kwargs)
             if (given := self._given.get(key)) is not None:
                 text, value = given, decode(self._ctx.job_id, key, declared, Record(given))
             else:
@@ -95,24 +99,19 @@ class Steps:
 
     def step_sync(self, name: str, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See ``JobContext.step_sync``."""
-        declared, kwargs = _declared(name, fn, kwargs)
+        declared, effect, kwargs = _declared(name, fn, kwargs)
         bodies = self._ctx._bodies
         with self._call("step", name) as key:
             record = bodies.wait("step_sync", self._find(key))
-            if record is not None:
-                return decode(self._ctx.job_id, key, declared, record)
+            if record is not None and record.done:
+                return self._replayed(key, declared, record)
+            if effect or record is not None:
+                return self._effect_sync(key, declared, fn, args, kwargs)
             if (given := self._given.get(key)) is not None:
                 text, value = given, decode(self._ctx.job_id, key, declared, Record(given))
             else:
                 with self._inside(key):
-                    value = fn(*args, **kwargs)
-                    if inspect.isawaitable(value):
-                        if inspect.iscoroutine(value):
-                            value.close()
-                        raise StepRefused(
-                            f"step {name}: its function is async, and step_sync runs in a thread, which has nothing to "
-                            "await it; give it a plain function, or make the body async and use 'await ctx.step(...)'"
-                        )
+                    value = _plain(name, fn(*args, **kwargs))
                 text, value = self._encoded(key, declared, value)
             bodies.wait("step_sync", bodies.record_step(self._ctx, key, text))
             self._given.pop(key, None)
@@ -176,6 +175,56 @@ class Steps:
             if record is None:
                 self._suspend_now(key)
             return given(self._ctx.job_id, key, start, record)
+
+    async def _effect(
+        self, key: Key, declared: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Start it, call the function, and tell what came of it."""
+        effects = self._effects
+        effects.check(key)
+        record = await effects.begin(key)
+        if record is not None:
+            return self._replayed(key, declared, record)
+        try:
+            with self._inside(key):
+                value = fn(*args, **kwargs)
+                if inspect.isawaitable(value):
+                    value = await value
+            text, value = encode(key.name, declared, value)
+        except BaseException as exc:
+            said = await effects.raised(key, exc)
+            if said is not exc:
+                raise said from exc
+            raise
+        await effects.returned(key, text)
+        return value
+
+    def _effect_sync(
+        self, key: Key, declared: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Likewise, in a thread."""
+        effects, wait = self._effects, self._ctx._bodies.wait
+        effects.check(key)
+        record = wait("step_sync", effects.begin(key))
+        if record is not None:
+            return self._replayed(key, declared, record)
+        try:
+            with self._inside(key):
+                value = _plain(key.name, fn(*args, **kwargs))
+            text, value = encode(key.name, declared, value)
+        except BaseException as exc:
+            said = wait("step_sync", effects.raised(key, exc))
+            if said is not exc:
+                raise said from exc
+            raise
+        wait("step_sync", effects.returned(key, text))
+        return value
+
+    def _replayed(self, key: Key, declared: Any, record: Record) -> Any:
+        """What a recorded step gives to the body."""
+        if record.error is not None:
+            raise failed(self._ctx.job_id, key, record.error)
+        return decode(self._ctx.job_id, key, declared, record)
 
     @property
     def current(self) -> Key | None:
@@ -288,13 +337,29 @@ class Steps:
             _CURRENT.reset(token)
 
 
-def _declared(name: str, fn: Callable[..., Any], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The type that a step gives, and the arguments of its function; raises before anything is counted or called."""
+def _declared(name: str, fn: Callable[..., Any], kwargs: dict[str, Any]) -> tuple[Any, bool, dict[str, Any]]:
+    """The type that a step gives, whether it is side-effecting, and the arguments of its function.
+
+    Raises before anything is counted or called.
+    """
     check_name("the name of a step", name)
+    effect = False
     if "effect_class" in kwargs:
         kwargs = dict(kwargs)
-        check_effect_class(name, kwargs.pop("effect_class"))
-    return returned_type(name, fn), kwargs
+        effect = check_effect_class(name, kwargs.pop("effect_class"))
+    return returned_type(name, fn), effect, kwargs
+
+
+def _plain(name: str, value: Any) -> Any:
+    """What a function gave that has nobody to await it."""
+    if inspect.isawaitable(value):
+        if inspect.iscoroutine(value):
+            value.close()
+        raise StepRefused(
+            f"step {name}: its function is async, and step_sync runs in a thread, which has nothing to "
+            "await it; give it a plain function, or make the body async and use 'await ctx.step(...)'"
+        )
+    return value
 
 
 def _awaited(name: str, kind: Any, timeout: Duration | None) -> tuple[Any, float | None]:

@@ -560,6 +560,24 @@ class ChildFailed(TaskQError):
         self.error = error
 
 
+class StepFailed(TaskQError):
+    """The function of a side-effecting step has failed, which ends the job unless the body catches it.
+
+    Later attempts are told the same, and do not call it.
+
+    Attributes:
+        name: The step.
+        occurrence: Which call of that name, from 1.
+        error: What it failed with: ``type`` and ``message``.
+    """
+
+    def __init__(self, message: str, *, name: str, occurrence: int, error: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.name = name
+        self.occurrence = occurrence
+        self.error = error
+
+
 class StepConflict(TaskQError):
     """Another value is recorded for a step than the one that its function has just given; the record stands.
 

@@ -8,6 +8,7 @@ import json
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from taskq.checkpoints import conflict, decode, encode
@@ -56,6 +57,13 @@ class PlainCalls:
 
     async def record_step(self, ctx: JobContext, key: Key, text: str) -> None:
         """Nothing comes after a plain call."""
+
+    async def start_step(self, ctx: JobContext, key: Key) -> Record | datetime:
+        """Likewise."""
+        return datetime.now(UTC)
+
+    async def end_step(self, ctx: JobContext, key: Key, at: datetime, text: str | None, error: str | None) -> None:
+        """Likewise."""
 
     async def begin_sleep(self, ctx: JobContext, key: Key, seconds: float) -> float:
         """A plain call does not sleep."""

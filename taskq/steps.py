@@ -60,10 +60,12 @@ class Record(NamedTuple):
     """What is recorded of a step, a sleep, a wait or a child.
 
     Attributes:
-        text: JSON; None for a sleep, for a wait that has taken nothing, and for a child that has not succeeded.
-        done: Whether it is over; a sleep is once ``ends`` has passed.
+        text: JSON; None for a sleep, for a wait that has taken nothing, for a child that has not succeeded, and for a
+            side-effecting step that has failed.
+        done: Whether it is over; a sleep is once ``ends`` has passed. False for a side-effecting step that nobody has
+            told of.
         ends: When a sleep ends, on the clock of ``time.monotonic``; None for anything else.
-        error: What a child has failed with, as JSON; None for anything else.
+        error: What a child, or a side-effecting step, has failed with, as JSON; None for anything else.
         child: The id of a child.
     """
 
@@ -108,20 +110,17 @@ def check_name(what: str, name: object) -> str:
     return known
 
 
-def check_effect_class(name: str, effect_class: object) -> None:
-    """Whether a step may be of that class.
+def check_effect_class(name: str, effect_class: object) -> bool:
+    """Whether a step has an effect that must not be repeated.
 
     Raises:
-        StepRefused: It may not.
+        StepRefused: There is no such class.
     """
-    if effect_class == "side_effecting":
+    if effect_class not in ("pure", "idempotent", "side_effecting"):
         raise StepRefused(
-            f"step {name}: a step cannot be side_effecting, for it runs again where its attempt is lost before its "
-            'result is recorded; make it a task with effect_class="side_effecting", and start that with ctx.child, '
-            "or give the provider ctx.idempotency_key and leave the class out"
+            f"step {name}: effect_class is {effect_class!r}; a step is 'idempotent', 'pure' or 'side_effecting'"
         )
-    if effect_class not in ("pure", "idempotent"):
-        raise StepRefused(f"step {name}: effect_class is {effect_class!r}; a step is 'idempotent' or 'pure'")
+    return effect_class == "side_effecting"
 
 
 def returned_type(name: str, fn: Callable[..., Any]) -> Any:

@@ -148,8 +148,18 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _T("unknown", "pending", "worker", "end_attempts", "retry_after", "retry_afters", "its own late end: RetryAfter"),
     _T("unknown", "pending", "worker", "end_attempts", "snoozed", "snoozes", "its own late end: Snooze"),
     _T("unknown", "pending", "worker", "end_attempts", "released", "releases", "its own late end: handed back"),
-    _T("unknown", "pending", "operator", "resolve", "resolved", "recoveries", "decided: it did not happen"),
+    _T(
+        "unknown",
+        "pending",
+        "operator",
+        "resolve",
+        "resolved",
+        "recoveries",
+        "decided: it did not, or of its step what became of it",
+    ),
+    _T("unknown", "pending", "worker", "end_step", "resolved", "recoveries", "what became of its step, told late"),
     _T("unknown", "cancelled", "worker", "answer_reconcile", "resolved", None, "its hook: it did not; was cancelled"),
+    _T("unknown", "cancelled", "worker", "end_step", "resolved", None, "its step was told late, after a request"),
     _T(
         "unknown", "pending", "worker", "answer_reconcile", "resolved", "recoveries", "its hook says: it did not happen"
     ),
@@ -167,6 +177,7 @@ TRANSITIONS: Final[tuple[Transition, ...]] = (
     _T("unknown", "held", "worker", "end_attempts", "snoozed", "snoozes", "its own late end, back in its line"),
     _T("unknown", "held", "worker", "end_attempts", "released", "releases", "its own late end, back in its line"),
     _T("unknown", "held", "operator", "resolve", "resolved", "recoveries", "decided: it did not; back in its line"),
+    _T("unknown", "held", "worker", "end_step", "resolved", "recoveries", "its step was told late; back in its line"),
     _T("unknown", "held", "worker", "answer_reconcile", "resolved", "recoveries", "its hook: it did not; back in line"),
     _T("failed", "pending", "operator", "retry", None, "generation", "reopened"),
     _T("failed", "held", "operator", "retry", None, "generation", "reopened, back in its line"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Callable
 from typing import Any
 from uuid import UUID
 
@@ -208,3 +209,52 @@ def test_who_may(cli: Cli, conn: Conn) -> None:
     for call in (["resolve", job, "--happened", "--reason", "r"], ["reconcile", job]):
         denied = cli("jobs", *call, "--dsn", reader)
         assert (denied.code, "grant the role taskq_operator" in denied.err) == (1, True)
+
+
+# A step --------------------------------------------------------------------------------------------------------------
+
+
+def doubtful_step(conn: Conn, occurrence: int = 1) -> UUID:
+    """A job that is unknown for one of its side-effecting steps; another has failed before."""
+    worker, job = q.running(conn)
+    for name, n in (("mail", 1), ("pay", occurrence)):
+        conn.execute("select taskq.start_step(%s, %s, 1, %s, %s)", (worker, job, name, n))
+        if name == "mail":
+            said = '{"type": "Refused", "message": "no [red]"}'
+            conn.execute(
+                "select taskq.end_step(%s, %s, 1, 'mail', 1, (select effect_started_at from taskq.steps), null, %s)",
+                (worker, job, said),
+            )
+    q.end(conn, worker, q.End(job, 1, "unknown", error={"step": "pay", "reason": "shutdown"}))
+    return job
+
+
+def test_a_step_that_is_unknown_is_named_and_decided_and_the_job_goes_on(
+    cli: Cli, conn: Conn, answer: Callable[[str], None]
+) -> None:
+    job = doubtful_step(conn)
+    assert cli("jobs", "unknown", "--json").json[0]["step"] == "pay"
+    assert all(word in cli("jobs", "unknown").out for word in ("step", "pay", str(job)))
+    shown = cli.ok("jobs", "show", str(job)).out
+    assert "has started its effect, and nobody has told what became of it" in shown
+    assert "Refused: no [red]" in shown
+    answer("y")
+    said = ("--happened", "--result", "7", "--reason", "looked")
+    found = cli.ok("jobs", "resolve", str(job), *said)
+    assert f"{job}: what became of step pay of t in q" in found.err
+    assert "the step is recorded with the result that you gave, or null, for good" in found.err
+    assert found.out == f"{job}: pending: step pay is recorded, and the body goes on\n"
+    assert "has started its effect" not in cli.ok("jobs", "show", str(job)).out
+
+
+def test_a_step_that_did_not_happen_is_called_again_or_cancelled_with_its_job(cli: Cli, conn: Conn) -> None:
+    job = doubtful_step(conn, 2)
+    said = ("--did-not-happen", "--reason", "looked")
+    assert (
+        cli.ok("jobs", "resolve", str(job), *said).out == f"{job}: pending: step pay #2 is called again, by its key\n"
+    )
+    q.cancel(conn, job)
+    job = doubtful_step(conn)
+    conn.execute("update taskq.jobs set cancel_requested_at = taskq.now() where id = %s", (job,))
+    expected = f"{job}: cancelled, as was requested; step pay did not happen\n"
+    assert cli.ok("jobs", "resolve", str(job), *said).out == expected

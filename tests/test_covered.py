@@ -53,6 +53,7 @@ def report(total: float, **percent: float) -> dict[str, Any]:
         "checkpoints",
         "children",
         "durable",
+        "effect_steps",
         "steps",
         "worker/safe_steps",
     )

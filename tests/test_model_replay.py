@@ -268,6 +268,26 @@ def test_what_the_database_settles_by_itself_is_a_path_of_the_model(conn: psycop
     assert [str(refusal) for refusal in replay(found)] == []
 
 
+def test_what_became_of_side_effecting_steps_is_a_path_of_the_model(conn: psycopg.Connection[Any], dsn: str) -> None:
+    conn.autocommit = True
+    jobs = set()
+    for effect_class in ("pure", "idempotent"):
+        for happened in (True, False):
+            worker, job = running(conn, effect_class=effect_class)
+            conn.execute("select taskq.start_step(%s, %s, 1, 'pay', 1)", (worker, job))
+            lose(conn, worker)
+            assert settle(conn) == {job: "unknown"}
+            assert resolve(conn, job, happened) == "pending"
+            claim_one(conn, worker := register(conn))
+            conn.execute("select taskq.start_step(%s, %s, 2, 'mail', 1)", (worker, job))
+            end(conn, worker, End(job, 2, "failed"))
+            assert cancel(conn, job) == "unknown"
+            jobs.add(job)
+    found = records(dsn)
+    assert {UUID(r.id) for r in found} == jobs
+    assert [str(refusal) for refusal in replay(found)] == []
+
+
 def test_the_command_replays_a_database(
     conn: psycopg.Connection[Any], dsn: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -30,6 +30,7 @@ DECIDING: Final = (
     "taskq/checkpoints.py",
     "taskq/children.py",
     "taskq/durable.py",
+    "taskq/effect_steps.py",
     "taskq/steps.py",
     "taskq/worker/proofs.py",
     "taskq/worker/safe.py",

@@ -57,6 +57,8 @@ MEANING = {
     "job.runs_alone": "a job that was on two lost workers runs alone",
     "job.settled": "the leader settled the claim of a lost worker",
     "job.snooze": "the body raised Snooze",
+    "job.step_told_late": "a side-effecting `step` was told after its attempt was over: `recorded`, so that the job "
+    "goes on with it, or not, since somebody had decided before",
     "job.steps_left": "a body returned without having asked for these recorded `steps`: renamed, or gone",
     "job.succeeded": "a body returned",
     "job.suspended": "a body sleeps, or waits for a signal; its attempt ended, and none was used up",

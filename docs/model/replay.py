@@ -29,6 +29,8 @@ NO_BOUND = 10
 """Lost workers that a job survives where its policy does not say."""
 NOT_HAPPENED = ("DidNotHappen", "Cancelled", "RecoveryExhausted", "DeadlineExceeded")
 """Types of error under which a resolved attempt did not happen."""
+OF_STEP = "StepHappened"
+"""The type of error of an attempt whose step was resolved as having happened: in the model, too, the job runs again."""
 ON_RECORD = {
     "waited": ("retry_after", "snoozed", "suspended"),
     "happened": ("resolved",),
@@ -125,22 +127,26 @@ def _events(record: Record, row: Row) -> Iterator[_Event]:
     yield _Event(born, 0, "enqueued", lambda job: [None if job.status else job._replace(status="pending")], "twice")
     before = born
     opened: list[tuple[datetime, datetime | None]] = []
+    # Of another class it is the effect of a step, which the model knows as an attempt that nobody can tell of.
+    steps = set() if row["effect_class"] == SIDE_EFFECTING else _with_open_step(record, row)
     for a in attempts:
         claimed = _late(a["claimed_at"], before)
-        yield from _begun(a["claim_epoch"], workers[a["worker_id"]], claimed, a["effect_started_at"])
+        started = None if a["claim_epoch"] in steps else a["effect_started_at"]
+        yield from _begun(a["claim_epoch"], workers[a["worker_id"]], claimed, started)
         yield _ended(a, workers[a["worker_id"]], record, row["max_attempts"])
         before = max(a["ended_at"], claimed)
         opened.append((claimed, a["ended_at"]))
     if record.waiting and row["status"] in ("running", "unknown"):
         claimed = _late(row["claimed_at"], before)
         opened.append((claimed, None))
-        yield from _begun(row["claim_epoch"], workers[row["worker_id"]], claimed, row["effect_started_at"])
+        started = None if row["claim_epoch"] in steps else row["effect_started_at"]
+        yield from _begun(row["claim_epoch"], workers[row["worker_id"]], claimed, started)
     unknowns = record.unknowns
     if unknowns is None and row["status"] == "unknown":
         last = max([row["claimed_at"], *(done["at"] for done in record.audit)])
         unknowns = [{"claim_epoch": row["claim_epoch"], "since": last, "reason": "its row says so"}]
     for u in unknowns or ():
-        yield _unknown(u)
+        yield _unknown(u, of_step=u["claim_epoch"] in steps)
     for done in record.audit:
         yield from _ordered(done, opened)
     if record.finished and row["worker_id"] is None and row["status"] == "failed":
@@ -186,7 +192,7 @@ def _ended(a: Row, owner: Owner, record: Record, max_attempts: int) -> _Event:
             if not _decided(record, a):
                 return
             unknown = rules.enter_unknown(job) if record.unknowns is None else job
-            happened, bound = error.get("type") not in NOT_HAPPENED, record.max_recoveries
+            happened, bound = error.get("type") not in (*NOT_HAPPENED, OF_STEP), record.max_recoveries
             if error.get("type") == "DeadlineExceeded":
                 # No rule of the model: its next start would have been too late.
                 bound = -1
@@ -220,11 +226,23 @@ def _decided(record: Record, a: Row) -> bool:
     happened = (a["error"] or {}).get("type") not in NOT_HAPPENED
     decisions = [done["details"] or {} for done in record.audit if done["action"] == "resolve"]
     return any(
-        d.get("happened") == happened and d.get("claim_epoch", a["claim_epoch"]) == a["claim_epoch"] for d in decisions
+        # Of a step, the job runs again or is cancelled whatever became of it.
+        (d.get("happened") == happened or d.get("step") is not None)
+        and d.get("claim_epoch", a["claim_epoch"]) == a["claim_epoch"]
+        for d in decisions
     )
 
 
-def _unknown(u: Row) -> _Event:
+def _with_open_step(record: Record, row: Row) -> set[int]:
+    """The attempts of a job of another class that had an open step with an effect when they ended, or have it."""
+    ended = {
+        a["claim_epoch"] for a in record.attempts if a["effect_started_at"] is not None and a["outcome"] == "resolved"
+    }
+    is_open = row["status"] in ("running", "unknown") and row["effect_started_at"] is not None
+    return ended | ({row["claim_epoch"]} if is_open else set())
+
+
+def _unknown(u: Row, *, of_step: bool) -> _Event:
     epoch, reason = u["claim_epoch"], u["reason"]
 
     def take(job: Job) -> Iterator[Job | None]:
@@ -233,7 +251,8 @@ def _unknown(u: Row) -> _Event:
             "shutdown": rules.is_kept(job),
             "timed_out": rules.is_kept(job),
         }
-        yield rules.enter_unknown(job) if job.epoch == epoch and allowed.get(reason, True) else None
+        may = of_step or allowed.get(reason, True)
+        yield rules.enter_unknown(job) if job.epoch == epoch and may else None
 
     why = "only a running attempt becomes unknown, and because of its worker only if it may have had an effect"
     return _Event(u["since"], 6, f"epoch {epoch} became unknown: {reason}", take, why)

@@ -177,6 +177,10 @@ def _step(step: dict[str, Any]) -> dict[str, Any]:
     elif step["kind"] == "wait":
         limit = "" if step["until"] is None else f", until {step['until']}"
         value = f"waits for its signal{limit}" if not step["done"] else "timed out" if step["value"] is None else value
+    elif not step["done"]:
+        value = "has started its effect, and nobody has told what became of it"
+    elif step["error"] is not None:
+        value = _said(step["error"]) or value
     return {"name": name, "attempt": step["claim_epoch"], "recorded_at": step["recorded_at"], "value": value}
 
 
@@ -367,7 +371,8 @@ def resolve(
         typer.Option(
             "--happened/--did-not-happen",
             help="Whether its effect happened. If so it has succeeded; if not it is cancelled where cancelling was "
-            "requested, else it is pending again and runs anew, with the same idempotency key. Required.",
+            "requested, else it is pending again and runs anew, with the same idempotency key. Of a step: the body "
+            "goes on either way. Required.",
             show_default=False,
         ),
     ] = None,
@@ -378,7 +383,10 @@ def resolve(
     result: Annotated[
         str | None,
         typer.Option(
-            "--result", help="With --happened: what the body would have returned.", metavar="JSON", show_default=False
+            "--result",
+            help="With --happened: what the body, or the step, would have returned.",
+            metavar="JSON",
+            show_default=False,
         ),
     ] = None,
     epoch: Annotated[

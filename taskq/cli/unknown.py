@@ -42,7 +42,8 @@ def list_unknown(
         raise typer.BadParameter(f"{exc}", param_hint="--older-than") from None
     with open_database(dsn, schema) as database:
         rows = database.bounded_rows("unknown_outcomes", tasks, seconds, limit)
-    columns = ["job_id", "task", "queue", "since", "reason", "worker", "reconcile_status", "last_error"]
+    step = ["step"] if any(row["step"] for row in rows) else []
+    columns = ["job_id", "task", *step, "queue", "since", "reason", "worker", "reconcile_status", "last_error"]
     shown = rows if as_json else [{**row, "last_error": _said(row["reconcile_error"])} for row in rows]
     optional = ["queue", "worker", "reason", "last_error"]
     show(shown, columns, as_json=as_json, empty="no outcome is unknown", optional=optional)
@@ -86,7 +87,8 @@ def resolve_one(
     if as_json:
         print_json([{"id": job, "answer": answer}])
     else:
-        print(f"{job}: {_BECAME[answer]}")
+        step = found[0]["step"] if found else None
+        print(f"{job}: {_BECAME[answer] if step is None else _went_on(answer, step, happened)}")
     return ExitCode.OK
 
 
@@ -130,16 +132,26 @@ _BECAME = {
 }
 
 
+def _went_on(answer: str, step: str, happened: bool) -> str:
+    """What became of a job when a step of it was decided."""
+    if answer == "cancelled":
+        return f"cancelled, as was requested; step {step} {'happened' if happened else 'did not happen'}"
+    return f"pending: step {step} is " + ("recorded, and the body goes on" if happened else "called again, by its key")
+
+
 def _shown(row: Mapping[str, Any]) -> str:
     since = row["since"].astimezone().isoformat(sep=" ", timespec="seconds")
     asked = "" if row["cancel_requested_at"] is None else "; cancelling was requested"
     hook = "" if row["reconcile_status"] is None else f"; its reconcile job is {row['reconcile_status']}"
     where = f"{row['task']} in {row['queue']}, attempt {row['claim_epoch']} on {row['worker'] or 'a worker'}"
     why = row["reason"] or "its outcome was not told"
-    return f"{row['job_id']}: {where}, unknown since {since} ({why}){asked}{hook}"
+    what = "" if row["step"] is None else f"what became of step {row['step']} of "
+    return f"{row['job_id']}: {what}{where}, unknown since {since} ({why}){asked}{hook}"
 
 
 def _preview(row: Mapping[str, Any], happened: bool) -> str:
+    if happened and row["step"] is not None:
+        return "the step is recorded with the result that you gave, or null, for good, and the body goes on"
     if happened:
         return "it becomes succeeded, for good"
     if row["cancel_requested_at"] is not None:

@@ -43,6 +43,8 @@ def events_of(transition: Transition) -> tuple[str, ...]:
             return ("job.expired",)
         case "answer_reconcile":
             return ("job.resolved",)
+        case "end_step":
+            return ("job.step_told_late",)
         case "end_attempts" if transition.target in ("pending", "held"):
             return _BACK[transition.outcome or ""]
         case "end_attempts" if transition.outcome == "suspended":

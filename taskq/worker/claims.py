@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Any, Literal
 from uuid import UUID
 
+from taskq.steps import Key
+
 Outcome = Literal[
     "succeeded",
     "failed",
@@ -57,6 +59,8 @@ class Claim:
     """When its body started, on the loop's clock; 0 before that."""
     effect_started_at: datetime | None = None
     """When the database let it start its effect, once that is proven; its body may have done anything since."""
+    open_step: Key | None = None
+    """The step whose effect may have started, as long as nobody has told what became of it."""
     is_unknown: bool = False
     """Whether the database was told that its outcome is unknown."""
 

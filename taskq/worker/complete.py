@@ -97,7 +97,10 @@ def minimal_failure(end: End, exc: asyncpg.PostgresError) -> End:
         "outcome": end.outcome,
     }
     if end.outcome == "unknown":
-        error["reason"] = json.loads(end.error or "{}").get("reason")
+        known = json.loads(end.error or "{}")
+        error |= {
+            name: known.get(name) for name in ("reason", "step", "occurrence") if name == "reason" or name in known
+        }
     elif lost:
         error["reason"] = "not_confirmed"
     return replace(

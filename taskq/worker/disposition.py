@@ -75,6 +75,7 @@ BodyEnd = Returned | Raised | Suspends | RaisedElsewhere | Interrupted | Unprove
 _LAST: Final = (
     errors.PayloadError,
     errors.ResultNotStorable,
+    errors.StepFailed,
     errors.TransactionEndedInside,
     errors.TransactionalStepUnsupported,
 )
@@ -112,6 +113,8 @@ def decide(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
         policy: The policy that was in force at enqueue.
         end: How the body ended.
     """
+    if claim.open_step is not None:
+        return _of_step(claim.open_step, policy, end)
     match end:
         case Returned(result):
             return Disposition("succeeded", result=result)
@@ -203,6 +206,28 @@ def _of_effect(claim: Claim, policy: ExecutionPolicy, end: BodyEnd) -> Dispositi
             named = policy.retry.on is not None and _FINAL.isdisjoint(kinds) and policy.retry.retries_kinds(kinds)
             return _charged(claim, policy, error, named)
     return None
+
+
+def _of_step(key: Key, policy: ExecutionPolicy, end: BodyEnd) -> Disposition:
+    """Nobody has told what became of a step's effect, so however the body has ended, the outcome is unknown.
+
+    Where the database knows better, since nothing was started or all is recorded, the job goes back after the delay.
+    """
+    reason: UnknownReason = "told"
+    error: Mapping[str, Any]
+    match end:
+        case Interrupted("timeout"):
+            reason, error = "timed_out", errors.describe(_timeout(policy))
+        case Interrupted(by):
+            reason = "shutdown"
+            error = {"type": "OutcomeUnknown", "message": f"its body still ran: {_RELEASED.get(by, 'it was stopped')}"}
+        case Raised(exc) | Unproven(exc):
+            error = errors.describe(exc)
+        case _:
+            error = {"type": "OutcomeUnknown", "message": "the body went on without knowing what became of the step"}
+    decided = unknown(reason, {**error, "step": key.name, "occurrence": key.occurrence})
+    decided.delay = UNPROVEN_DELAY
+    return decided
 
 
 def unknown(reason: UnknownReason, error: Mapping[str, Any]) -> Disposition:

@@ -178,7 +178,10 @@ class Executor:
             if run.phase == "starting":
                 return True
         if run.phase == "effect" and by != "timeout":
-            run.tell()
+            if run.claim.open_step is not None:
+                run.tell_in_step(by)
+            else:
+                run.tell()
             return True
         if RANK[by] <= run.rank:
             if run.deaf and run.task is not None:
@@ -188,7 +191,7 @@ class Executor:
         if run.interrupt is None or (run.interrupt == "timeout" and by == "lease"):
             run.interrupt = by
         run.stop()
-        if run.phase == "effect" and run.thread:
+        if run.phase == "effect" and run.thread and run.claim.open_step is None:
             # It cannot be stopped: unknown from now on, until it returns all the same.
             self._on_end(run.claim, run.policy, Interrupted("timeout"))
         return True

@@ -9,11 +9,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from taskq.errors import ClaimNotProven, EffectStartNotProven, OutcomeNotProven
 from taskq.tasks import Task
 from taskq.worker.claims import Claim, End
+
+if TYPE_CHECKING:
+    from taskq.context import JobContext
+    from taskq.steps import Key
 
 SAME: Final = (
     "task",
@@ -122,6 +126,35 @@ def prove_start(claim: Claim, row: Mapping[str, Any] | None) -> Start:
     if not row["lease_holds"]:
         raise _start(claim, "lease_holds")
     return "started"
+
+
+def prove_step_start(ctx: JobContext, key: Key, row: Mapping[str, Any]) -> None:
+    """The answer that allows a step to start its effect must be about that step of that attempt.
+
+    Args:
+        ctx: The attempt.
+        key: The step.
+        row: The row of ``start_step``, which said ``started``.
+
+    Raises:
+        EffectStartNotProven: It is about something else, or has no start.
+    """
+    expected = {
+        "job_id": ctx.job_id,
+        "claim_epoch": ctx.claim_epoch,
+        "claimed_by": ctx.worker_id,
+        "name": key.name,
+        "occurrence": key.occurrence,
+    }
+    wrong = [name for name, value in expected.items() if row[name] != value]
+    if not isinstance(row["effect_started_at"], datetime):
+        wrong.append("effect_started_at")
+    if wrong:
+        raise EffectStartNotProven(
+            f"the answer to the effect start of step {key} of job {ctx.job_id} differs in {wrong[0]} from what was "
+            "asked; its function was not called",
+            wrong[0],
+        )
 
 
 def _start(claim: Claim, field: str) -> EffectStartNotProven:

@@ -22,12 +22,14 @@ class Running:
     """One body that runs: who runs it, since when, and why it is being stopped.
 
     Its phase is ``starting`` while a side-effecting body waits for its effect start, and ``effect`` from then on: a
-    body that may have begun an effect is told of what comes, and stopped by nothing but its timeout.
+    body that may have begun an effect is told of what comes, and stopped by nothing but its timeout. While a
+    side-effecting step is under way it is ``effect`` as well; what comes meanwhile stops the body after the step.
     """
 
     __slots__ = (
         "_context",
         "_services",
+        "after_step",
         "asked_at",
         "claim",
         "deaf",
@@ -57,6 +59,7 @@ class Running:
         self.timed_out_at: float | None = None
         self.asked_at = 0.0
         self.deaf = False
+        self.after_step: Interrupt | None = None
 
     @property
     def context(self) -> JobContext:
@@ -78,6 +81,7 @@ class Running:
                 services=self._services,
                 suspends=claim.effect_class != "side_effecting",
             )
+            self._context._run = self
         return self._context
 
     @property
@@ -91,6 +95,31 @@ class Running:
         """The sleeps and waits that the body was suspended for; empty if it was not."""
         steps = None if self._context is None else self._context._steps
         return [] if steps is None else steps.suspended
+
+    def effect_begins(self, key: Key) -> None:
+        """The start of a side-effecting step is about to be sent."""
+        self.claim.open_step = key
+        self.phase = "effect"
+
+    def effect_over(self, *, told: bool) -> None:
+        """Its function has ended, or was not called; ``told``: the database knows what became of it."""
+        if told:
+            self.claim.open_step = None
+        self.phase = "body"
+        by, self.after_step = self.after_step, None
+        if by is not None and self.interrupt is None:
+            self.interrupt, self.rank = by, RANK[by]
+            self.stop()
+
+    def did_not_happen(self, error: Exception) -> bool:
+        """Whether the policy names that error as one to try again after."""
+        return self.policy.retry.on is not None and self.policy.retry.retries(error)
+
+    def tell_in_step(self, by: Interrupt) -> None:
+        """Tell a body whose step is under way; it is stopped after that, for the gravest reason."""
+        if self.after_step is None or RANK[by] > RANK[self.after_step]:
+            self.after_step = by
+        self.tell()
 
     def tell(self) -> None:
         """Tell the body that it should come to an end, without stopping it."""

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 from uuid import UUID
 
@@ -22,11 +23,23 @@ from taskq.children import Child, Start
 from taskq.context import JobContext, Saved
 from taskq.db.dsn import describe_dsn
 from taskq.db.pools import AsyncPool, drop, refuse_in_event_loop
-from taskq.errors import DatabaseUnavailable, FencedOut, OwnershipNotProven, PoolerInBetween, from_sqlstate
+from taskq.errors import (
+    DatabaseUnavailable,
+    EffectStartNotProven,
+    FencedOut,
+    JobCancelled,
+    OwnershipNotProven,
+    PoolerInBetween,
+    StepRefused,
+    TaskQError,
+    from_sqlstate,
+)
 from taskq.policy import FORMAT
 from taskq.steps import Key, Offer, Record, conflicting
+from taskq.telemetry import get_logger
 from taskq.worker.connection import DATABASE_ERRORS, is_connection_failure
 from taskq.worker.forked import keep_from_copies
+from taskq.worker.proofs import prove_step_start
 from taskq.worker.safe_steps import Entry, Recorder
 
 if TYPE_CHECKING:
@@ -35,7 +48,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Lease", "SafeBodies"]
 
+log = get_logger("worker")
+
 T = TypeVar("T")
+PAUSE: Final = 0.5
+"""Seconds until what became of a side-effecting step is sent again where there was no answer."""
 PROOF_WITHIN: Final = 5.0
 """Seconds after which ownership counts as not proven, if the lease does not end before."""
 MARGIN: Final = 1.0
@@ -77,6 +94,7 @@ class SafeBodies:
         self._pool = AsyncPool(dsn, size=concurrency, name="taskq bodies", on_open=keep_from_copies)
         self._recorder = Recorder(self._record)
         self._stored: set[str] = set()
+        self._telling: set[asyncio.Task[None]] = set()
 
     async def assert_owned(self, ctx: JobContext) -> None:
         """By the clock, by the database, and by the clock again: the answer may have taken long."""
@@ -132,6 +150,33 @@ class SafeBodies:
             for row in rows
             if row["name"] is not None
         }
+
+    async def start_step(self, ctx: JobContext, key: Key) -> Record | datetime:
+        """By the clock, by the database, and by the clock again; asked once more where the answer was lost."""
+        self._check_clock(ctx)
+        row = await self._twice("start_step", ctx, key.name, key.occurrence)
+        match row["answer"]:
+            case "done":
+                return Record(row["value"], error=row["error"])
+            case "started":
+                prove_step_start(ctx, key, row)
+            case answer:
+                raise self._not_started(ctx, key, answer)
+        try:
+            self._check_clock(ctx)
+        except FencedOut:
+            # Its function was not called, and will not be.
+            await self.end_step(ctx, key, row["effect_started_at"], None, None)
+            raise
+        started: datetime = row["effect_started_at"]
+        return started
+
+    async def end_step(self, ctx: JobContext, key: Key, at: datetime, text: str | None, error: str | None) -> None:
+        """Record under the fence, whatever stops the body meanwhile: nobody else can say what its function did."""
+        telling = self._loop.create_task(self._tell_step(ctx, key, at, text, error))
+        self._telling.add(telling)
+        telling.add_done_callback(self._told)
+        await asyncio.shield(telling)
 
     async def begin_sleep(self, ctx: JobContext, key: Key, seconds: float) -> float:
         """Record it under the fence; sent once more where the answer was lost, and answered by what stands then."""
@@ -212,7 +257,64 @@ class SafeBodies:
     async def close(self) -> None:
         """Close the pool, whoever still uses it."""
         self._recorder.close()
+        for telling in self._telling:
+            telling.cancel()
         await self._pool.terminate()
+
+    async def _tell_step(self, ctx: JobContext, key: Key, at: datetime, text: str | None, error: str | None) -> None:
+        """Sent again for a while where there is no answer, which is answered as a replay then."""
+        until = self._loop.time() + self._patience
+        while True:
+            try:
+                row = await self._ask("end_step", self._patience, ctx, key.name, key.occurrence, at, text, error)
+                answer = row["answer"]
+                break
+            except DatabaseUnavailable:
+                if self._loop.time() > until:
+                    raise
+                await asyncio.sleep(PAUSE)
+        if answer == "conflict":
+            raise conflicting(ctx.job_id, key)
+        if answer in ("late", "fenced"):
+            log.warning(
+                "job.step_told_late",
+                job_id=ctx.job_id,
+                task=ctx.task,
+                queue=ctx.queue,
+                claim_epoch=ctx.claim_epoch,
+                attempt=ctx.attempt,
+                step=str(key),
+                recorded=answer == "late",
+            )
+            raise self._taken(ctx)
+
+    def _told(self, telling: asyncio.Task[None]) -> None:
+        self._telling.discard(telling)
+        if not telling.cancelled():
+            telling.exception()  # whoever waited was told; where the body was stopped nobody did
+
+    def _not_started(self, ctx: JobContext, key: Key, answer: str) -> TaskQError:
+        """Why the function of a side-effecting step must not be called."""
+        match answer:
+            case "cancelled":
+                return JobCancelled(ctx.job_id)
+            case "lease":
+                return FencedOut(
+                    f"the database says that the lease of worker {ctx.worker_id} has run out, so step {key} of job "
+                    f"{ctx.job_id} was not started; stop without doing anything more"
+                )
+            case "untold":
+                return EffectStartNotProven(
+                    f"step {key} of job {ctx.job_id} was started by an earlier attempt, and nobody has told what "
+                    "became of it; its function was not called",
+                    "untold",
+                )
+            case "another" | "class":
+                return StepRefused(
+                    f"step {key} of job {ctx.job_id}: the effect of another step is under way, or the job itself is "
+                    "side_effecting; an attempt has one effect at a time"
+                )
+        return self._taken(ctx)
 
     async def _store(self, start: Start) -> None:
         """Store policies and plans that this worker has not seen stored."""

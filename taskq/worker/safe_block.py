@@ -359,6 +359,11 @@ class Blocks:
     def _check(self, end: BlockEnd, answer: str) -> None:
         if answer == "another transaction":
             raise self._ended_by_hand(end)
+        if answer == "step":
+            raise TransactionalStepUnsupported(
+                f"the effect of a step of job {end.job_id} is under way, or nobody knows what became of it, so the "
+                "block cannot end the job; nothing of it was committed"
+            )
         if answer != "ended":
             raise self._fenced(end.job_id, end.claim_epoch)
 

@@ -212,6 +212,7 @@ def reopened(conn: Conn) -> UUID:
     return job
 
 
+UNTOLD = "set done = false, value = null, effect_started_at = recorded_at"
 FORGERIES: list[tuple[str, Callable[[Conn], UUID], str, str]] = [
     # code, of which job, how it is forged, the smallest scope that reports it
     ("step_of_no_attempt", waiting, "set claim_epoch = 3 where name = 'second' and job_id = %s", "live"),
@@ -222,6 +223,8 @@ FORGERIES: list[tuple[str, Callable[[Conn], UUID], str, str]] = [
     ("step_of_other_generation", reopened, "set generation = 1 where name = 'second' and job_id = %s", "live"),
     ("step_left_by_no_attempt", waiting, "set left_by = 3 where name = 'first' and job_id = %s", "live"),
     ("step_left_by_no_attempt", waiting, "set left_by = 1 where name = 'second' and job_id = %s", "live"),
+    ("step_untold", waiting, "{untold} where name = 'second' and job_id = %s", "live"),
+    ("step_untold", done, "{untold} where name = 'second' and job_id = %s", "all"),
     ("step_of_no_job", waiting, "set job_id = '{nowhere}' where name = 'first' and job_id = %s", "all"),
 ]
 
@@ -232,7 +235,7 @@ def test_a_forged_step_is_reported_for_its_job(
 ) -> None:
     bystander, job = waiting(conn), of(conn)
     assert violations(conn) == []
-    assert conn.execute(f"update taskq.steps {forge.format(nowhere=NOBODY)}", (job,)).rowcount == 1
+    assert conn.execute(f"update taskq.steps {forge.format(nowhere=NOBODY, untold=UNTOLD)}", (job,)).rowcount == 1
     whose = NOBODY if code == "step_of_no_job" else job
     assert set(violations(conn)) == {(code, whose)}
     assert violations(conn, "live") == ([(code, whose)] if scope == "live" else [])

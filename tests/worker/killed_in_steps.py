@@ -73,3 +73,10 @@ async def child(ctx: JobContext, name: str) -> str:
 async def starts(ctx: JobContext) -> list[str]:
     first = await ctx.child(child.using(queue=ctx.queue), "first")
     return [first, await ctx.child(child.using(queue=ctx.queue), "second")]
+
+
+@app.task(retry=Retry(max_attempts=9, backoff=constant(0)))
+async def pays(ctx: JobContext) -> str:
+    paid: str = await ctx.step("pay", note, ctx, "pay", effect_class="side_effecting")
+    await ctx.step("mail", note, ctx, "mail", effect_class="side_effecting")
+    return paid

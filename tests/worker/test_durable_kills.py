@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -15,6 +16,7 @@ from uuid import UUID
 import asyncpg
 import killed_in_steps
 import pytest
+from helpers import aeventually
 
 from taskq import TaskQ
 from taskq.handle import Job
@@ -178,3 +180,40 @@ async def test_a_worker_that_is_killed_around_the_start_of_a_child_starts_each_o
             assert [await calls(called, row["child_job"]) for row in found] == [["first"], ["second"]], at
     assert await called.fetchval("select count(*) from taskq.history where task = 'child'") == 2 * len(STARTS)
     assert await called.fetch("select * from taskq.check_invariants('all')") == []
+
+
+EFFECTS = {
+    "start_step:before:1": (None, []),
+    "start_step:after:1": ("pay", []),
+    "end_step:before:1": ("pay", ["pay"]),
+    "end_step:after:1": (None, ["pay"]),
+    "start_step:after:2": ("mail", ["pay"]),
+    "end_step:before:2": ("mail", ["pay", "mail"]),
+    "end_step:after:2": (None, ["pay", "mail"]),
+}
+"""Where the first worker is killed, which step is unknown because of that, and what had been called."""
+
+
+async def test_a_worker_that_is_killed_around_a_side_effecting_step_never_repeats_it(
+    called: asyncpg.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    jobs = await kill_at(dsn, "pays", list(EFFECTS))
+    async with a_worker_that_lives(dsn, killed_in_steps.app, len(jobs)), TaskQ(dsn) as app:
+        for at, (unknown, before) in EFFECTS.items():
+            job: Job[Any] = Job(app, jobs[at].id)
+            if unknown is not None:
+                [row] = await aeventually(partial(called.fetch, DOUBTFUL, job.id), 60)
+                assert (row["step"], row["reason"]) == (unknown, "worker_lost"), at
+                assert await calls(called, job.id) == before, at
+                # Who asks the provider knows.
+                happened = unknown in before
+                said: Any = {"result": "asked"} if happened else {}
+                assert await app.resolve(job.id, happened=happened, reason="looked", **said) == "pending", at
+            result = await job.result(timeout=60)
+            assert sorted(await calls(called, job.id)) == ["mail", "pay"], at
+            assert (result == "asked") == (at == "end_step:before:1"), at
+    assert await called.fetch("select * from taskq.check_invariants('all')") == []
+
+
+DOUBTFUL = "select step, reason from taskq.unknown_outcomes where job_id = $1"

@@ -315,8 +315,8 @@ FENCES: tuple[Guard, ...] = (
         "effect",
         "settle_lost: a started effect becomes unknown",
         "leases",
-        "v_job.effect_class = 'side_effecting' and v_job.effect_started_at is not null\n",
-        "false\n",
+        "if v_job.effect_started_at is not null\n",
+        "if false\n",
         LEASES + "test_claims_of_a_lost_or_absent_worker_are_settled_by_effect_class",
     ),
     guard(

@@ -91,5 +91,8 @@ KNOBS: tuple[Guard, ...] = (
     ),
     guard("async", "no end that promises effects", "exchange", "or j.has_effects or j.run_id", "or j.run_id", MORE),
     guard("async", "no end of a node", "exchange", "or j.run_id is not null or j.parent_job", "or j.parent_job", MORE),
-    guard("async", "no end of a child", "exchange", " or j.parent_job is not null))", "))", MORE),
+    guard("async", "no end of a child", "exchange", " or j.parent_job is not null or j.eff", " or j.eff", MORE),
+    guard(
+        "async", "no end beside the effect of a step", "exchange", " or j.effect_started_at is not null))", "))", MORE
+    ),
 )

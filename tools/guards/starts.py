@@ -80,8 +80,7 @@ OF_STARTS: Final[tuple[Guard, ...]] = (
         "effect",
         "end_attempts: what has started is not handed back",
         "exchange",
-        "(o.outcome = 'unknown' or o.outcome = 'release' and j.effect_class = 'side_effecting'"
-        " and j.effect_started_at is not null)",
+        "(o.outcome = 'unknown' or o.outcome = 'release' and j.effect_started_at is not null)",
         "o.outcome = 'unknown'",
         RELEASED,
     ),
@@ -114,8 +113,8 @@ OF_STARTS: Final[tuple[Guard, ...]] = (
         "effect",
         "end_attempts: not confirmed and started stays unknown",
         "exchange",
-        "and j.effect_class = 'side_effecting' and j.effect_started_at is null) then 'release'",
-        "and j.effect_class = 'side_effecting') then 'release'",
+        "and (j.effect_class = 'side_effecting' or o.error->>'step' is not null) and j.effect_started_at is null)",
+        "and (j.effect_class = 'side_effecting' or o.error->>'step' is not null))",
         STARTS + "test_the_reason_is_one_of_those_that_are_listed",
     ),
     guard(

@@ -240,7 +240,7 @@ select a.claim_epoch, a.generation, a.attempt, a.outcome, a.worker_id::text as w
 
 -- name: steps
 -- The recorded steps of one job, those of earlier generations included, in the order in which they were recorded.
-select s.generation, s.kind, s.name, s.occurrence, s.claim_epoch, s.recorded_at, s.until, s.done, s.value, s.error, s.child_job::text as child_job,
+select s.generation, s.kind, s.name, s.occurrence, s.claim_epoch, s.recorded_at, s.until, s.effect_started_at, s.done, s.value, s.error, s.child_job::text as child_job,
        s.child_run::text as child_run, s.current, s.left_out
   from {{schema}}.job_steps s where s.job_id = $1::text::uuid order by s.generation, s.recorded_at, s.name, s.occurrence;
 
@@ -430,7 +430,7 @@ select r.answer, r.reconcile_job::text as reconcile_job from {{schema}}.reconcil
 -- Unknown outcomes of the tasks $1, unknown for over $2 seconds, the oldest first, at most $3.
 select u.job_id::text as job_id, u.task, u.queue, u.claim_epoch, u.worker_id::text as worker_id, u.worker, u.claimed_at,
        u.effect_started_at, u.cancel_requested_at, u.since, u.reason, u.reconcile_job::text as reconcile_job,
-       u.reconcile_status, u.reconcile_error
+       u.reconcile_status, u.reconcile_error, u.step
   from {{schema}}.unknown_outcomes u
  where ($1::text[] is null or u.task = any ($1::text[]))
    and ($2::double precision is null or u.since < {{schema}}.now() - make_interval(secs => $2::double precision))
@@ -439,7 +439,7 @@ select u.job_id::text as job_id, u.task, u.queue, u.claim_epoch, u.worker_id::te
 -- name: unknown_outcome
 -- One of them.
 select u.job_id::text as job_id, u.task, u.queue, u.claim_epoch, u.worker, u.since, u.reason, u.cancel_requested_at,
-       u.reconcile_status
+       u.reconcile_status, u.step
   from {{schema}}.unknown_outcomes u where u.job_id = $1::text::uuid;
 
 -- name: queues

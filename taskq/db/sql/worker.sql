@@ -156,6 +156,15 @@ select s.kind, s.name, s.occurrence, s.value::text as value, s.error::text as er
 -- What steps of many bodies gave, each under its own fence.
 select n, answer from {{schema}}.record_steps($1::text[]::uuid[], $2::text[]::uuid[], $3::bigint[], $4::text[], $5::int[], $6::text[]::jsonb[], $7::boolean);
 
+-- name: start_step
+-- Let a side-effecting step start its effect, and see what the database then holds of it.
+select answer, job_id, claim_epoch, claimed_by, name, occurrence, effect_started_at, value, error
+  from {{schema}}.start_step($1::text::uuid, $2::text::uuid, $3::bigint, $4::text, $5::int);
+
+-- name: end_step
+-- What a side-effecting step gave, or failed with; or that it did not happen.
+select {{schema}}.end_step($1::text::uuid, $2::text::uuid, $3::bigint, $4::text, $5::int, $6::timestamptz, $7::text::jsonb, $8::text::jsonb) as answer;
+
 -- name: begin_sleep
 -- When a sleep ends, recorded once.
 select answer, remaining from {{schema}}.begin_sleep($1::text::uuid, $2::text::uuid, $3::bigint, $4::text, $5::int, $6::float8);

@@ -79,13 +79,14 @@ begin
    where j.task is distinct from i.task or {{schema}}.effect_fingerprint(j.task, j.payload) is distinct from i.fingerprint;
   -- Side effects: who may have started one, and who may be unknown.
   return query select 5, 'effect_started_of_other_class', j.id, format('effect class %s, effect started at %s', j.effect_class, j.effect_started_at)
-    from {{schema}}.jobs j where j.effect_started_at is not null and j.effect_class <> 'side_effecting';
+    from {{schema}}.jobs j where j.effect_started_at is not null and j.effect_class <> 'side_effecting'
+     and not exists (select from {{schema}}.steps s where s.job_id = j.id and s.generation = j.generation and s.kind = 'step' and not s.done);
   return query select 5, 'unknown_without_record', j.id, format('attempt %s is unknown, and nothing says since when or why', j.claim_epoch)
     from {{schema}}.jobs j where j.status = 'unknown'
      and not exists (select from {{schema}}.unknowns u where u.job_id = j.id and u.claim_epoch = j.claim_epoch);
   return query select 5, 'unknown_without_cause', j.id, format('effect class %s, no effect start, no cancel request, nobody told it', j.effect_class)
     from {{schema}}.jobs j join {{schema}}.unknowns u on u.job_id = j.id and u.claim_epoch = j.claim_epoch
-   where j.status = 'unknown' and u.reason = 'worker_lost' and not (j.effect_class = 'side_effecting' and j.effect_started_at is not null)
+   where j.status = 'unknown' and u.reason = 'worker_lost' and j.effect_started_at is null
      and not (j.effect_class = 'idempotent' and j.cancel_requested_at is not null);
   -- What runs again after an effect start had a word for it: its body's own (with the nonce of the worker that sent it), or a
   -- decision that it did not happen. Losing a worker and handing back are no words.
@@ -141,7 +142,7 @@ begin
          and exists (select from {{schema}}.history o where o.id = h.id and o.finished_at <> h.finished_at);
     return query select 5, 'effect_started_of_other_class', h.id, format('effect class %s, effect started at %s', h.effect_class, h.effect_started_at)
       from {{schema}}.history h where h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
-       and h.effect_started_at is not null and h.effect_class <> 'side_effecting';
+       and h.effect_started_at is not null and h.effect_class <> 'side_effecting' and h.outcome is distinct from 'resolved';
     return query select 5, 'side_effect_untold', h.id, format('attempt %s had started its effect; it is %s by outcome %s, which nobody told', h.claim_epoch, h.status, h.outcome)
       from {{schema}}.history h where h.finished_at >= v_from and h.finished_at < v_from + interval '1 day' and (since is null or h.finished_at >= since)
        and h.effect_class = 'side_effecting' and h.effect_started_at is not null
