@@ -36,6 +36,7 @@ def report(total: float, **percent: float) -> dict[str, Any]:
         "worker/safe",
         "worker/safe_block",
         "worker/safe_settle",
+        "worker/unflushed",
         "worker/unproven",
         "workflow/arms",
         "workflow/fit",

@@ -37,6 +37,7 @@ DECIDING: Final = (
     "taskq/worker/safe_block.py",
     "taskq/worker/safe_settle.py",
     "taskq/worker/safe_steps.py",
+    "taskq/worker/unflushed.py",
     "taskq/worker/unproven.py",
     "taskq/workflow/arms.py",
     "taskq/workflow/fit.py",

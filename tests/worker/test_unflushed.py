@@ -50,8 +50,10 @@ def unflushed(outbox: Outbox, conn: Opened) -> Unflushed:
 
 def test_an_end_is_kept_until_a_commit_that_waits_has_followed(outbox: Outbox, unflushed: Unflushed) -> None:
     [end] = sent(outbox)
+    assert unflushed.oldest is None
     unflushed.answered([end], 0.0, flushed=False)
     assert outbox.holds(end.job_id, 1)
+    assert unflushed.oldest is end
     unflushed.answered([], 0.1, flushed=False)
     assert (outbox.pending, len(unflushed)) == (1, 1)
     unflushed.answered([], 0.2, flushed=True)
