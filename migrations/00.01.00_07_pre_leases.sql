@@ -253,11 +253,12 @@ declare
   v_busy uuid[] := '{}';
   v_n integer := 0;
   v_known integer;
+  v_more boolean;
 begin
-  -- Runs before jobs.
-  perform {{schema}}.return_signals(p_limit);
-  perform {{schema}}.wake_waiting(p_limit);
-  perform {{schema}}.sweep_children(p_limit);
+  -- Runs before jobs. Of signals to runs one run a call, so that there may be another.
+  v_more := {{schema}}.return_signals(p_limit) > 0;
+  v_more := {{schema}}.wake_waiting(p_limit) >= p_limit or v_more;
+  v_more := {{schema}}.sweep_children(p_limit) >= p_limit or v_more;
   -- Their runs first, and again without those that others are at, as in settle_lost.
   loop
     v_known := cardinality(v_busy);
@@ -327,9 +328,20 @@ begin
     end loop;
     exit when v_n >= p_limit or cardinality(v_busy) = v_known;
   end loop;
+  if v_more then
+    job_id := null;
+    settled := 'more';
+    why := null;
+    task := null;
+    queue := null;
+    claim_epoch := null;
+    attempt := null;
+    worker_id := null;
+    return next;
+  end if;
 end $$;
 comment on function {{schema}}.sweep(integer, uuid[]) is
-  'Wakes jobs whose wait for a signal has lasted its time, or for a child is over, and gives signals of runs to others whose jobs have ended without taking them. Ends waiting jobs whose deadline has passed or whose attempts are used up, and returns them. Answers error and the SQLSTATE for one that it could not end. Repeat, with those in p_skip, until it returns nothing.';
+  'Wakes jobs whose wait for a signal has lasted its time, or for a child is over, and gives signals of runs to others whose jobs have ended without taking them; a row more, without a job, says that there may be more of these. Ends waiting jobs whose deadline has passed or whose attempts are used up, and returns them. Answers error and the SQLSTATE for one that it could not end. Repeat, with those in p_skip, until it returns nothing.';
 
 create function {{schema}}.prune(p_limit integer default 1000) returns integer
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

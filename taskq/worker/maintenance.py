@@ -27,6 +27,8 @@ log = get_logger("maintenance")
 LONGEST_PAUSE = 5.0
 ORDERINGS_EVERY = 1.0
 """Seconds; while ordering keys are in use."""
+SWEEP_FOR = 1.0
+"""Seconds at a stretch for waits that are over."""
 CARRY_ON_FOR = 1.0
 """Seconds at a stretch for runs of which more is ready than one transaction gives jobs."""
 BETWEEN = 0.005
@@ -189,7 +191,12 @@ class Maintenance:
             log.warning("job.settled", **of_job, became=row["settled"], worker_id=worker_id, error_type=row["why"])
 
     async def _sweep(self) -> None:
+        until = boot_clock() + SWEEP_FOR
         async for row in self._each("sweep"):
+            if row["settled"] == "more":
+                if boot_clock() > until:
+                    return
+                continue
             of_job = _of_job(row)
             log.warning("job.expired", **of_job, became=row["settled"], error_type=row["why"])
 

@@ -217,6 +217,16 @@ def test_one_that_ends_without_taking_what_it_was_given_leaves_it_to_the_next(co
     assert violations(conn) == []
 
 
+def test_the_sweep_says_that_there_may_be_more(conn: Conn) -> None:
+    runs = [waiting(conn, "a", "b", waits=1) for _ in range(2)]
+    for run, worker, _ in runs:
+        assert send_run(conn, run) == "given"
+        finish(conn, worker, claim_tasks(conn, worker, "a")["a"])
+    said = [[(row["job_id"], row["settled"]) for row in rows(conn, "select * from taskq.sweep()")] for _ in range(3)]
+    assert said == [[(None, "more")], [(None, "more")], []]
+    assert [row["state"] for row in rows(conn, "select state from taskq.run_signals")] == ["kept", "kept"]
+
+
 def test_a_run_that_is_reopened_has_what_nobody_has_taken(conn: Conn) -> None:
     run, worker, [job] = waiting(conn, "a")
     assert send_run(conn, run, 1) == "given"

@@ -6,9 +6,12 @@ import asyncio
 import time
 
 import asyncpg
+import psycopg
 import pytest
 from helpers import aeventually
-from worker_kit import Events, Gates, RunWorker, outcomes, until_status
+from runs_kit import finish, node, start, store, take, worker_for
+from sql import End, exchange, one
+from worker_kit import BOUND, Events, Gates, RunWorker, outcomes, until_status
 
 from taskq import TaskQ
 
@@ -183,6 +186,30 @@ async def test_workers_are_declared_lost_while_the_leaders_loop_is_blocked_now_a
         finally:
             blocking.cancel()
         assert await job.result(timeout=10) == 1
+
+
+async def test_signals_to_many_runs_are_given_back_in_one_turn(run_worker: RunWorker, app: TaskQ, dsn: str) -> None:
+    @app.task
+    async def nothing() -> None: ...
+
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        other = worker_for(conn)
+        plan = store(conn, [node("a"), node("b")], on_failure="finish")
+        for _ in range(6):
+            run = start(conn, plan)
+            [claimed] = take(conn, other, "a").values()
+            job = claimed["job_id"]
+            conn.execute("select * from taskq.begin_wait(%s, %s, 1, 'go', 1, null)", (other, job))
+            waits = {"type": "Suspended", "for": [{"kind": "wait", "name": "go", "occurrence": 1}]}
+            assert exchange(conn, other, [End(job, outcome="suspend", error=waits)]) == []
+            assert one(conn, "select taskq.send_run_signal(%s, 'go')", run) == "given"
+            [claimed] = take(conn, other, "a").values()
+            finish(conn, other, claimed)
+        kept = "select count(*) from taskq.run_signals where state = 'kept'"
+        assert one(conn, kept) == 0
+        # Its turns are some five seconds apart.
+        async with run_worker(lease=60):
+            await aeventually(lambda: one(conn, kept) == 6, BOUND)
 
 
 async def test_what_one_duty_or_one_row_refuses_keeps_the_leader_from_nothing_else(
