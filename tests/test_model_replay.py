@@ -283,6 +283,9 @@ def test_what_became_of_side_effecting_steps_is_a_path_of_the_model(conn: psycop
             end(conn, worker, End(job, 2, "failed"))
             assert cancel(conn, job) == "unknown"
             jobs.add(job)
+    worker, job = running(conn)
+    conn.execute("select taskq.start_step(%s, %s, 1, 'pay', 1)", (worker, job))
+    jobs.add(job)
     found = records(dsn)
     assert {UUID(r.id) for r in found} == jobs
     assert [str(refusal) for refusal in replay(found)] == []

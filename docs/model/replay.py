@@ -234,12 +234,9 @@ def _decided(record: Record, a: Row) -> bool:
 
 
 def _with_open_step(record: Record, row: Row) -> set[int]:
-    """The attempts of a job of another class that had an open step with an effect when they ended, or have it."""
-    ended = {
-        a["claim_epoch"] for a in record.attempts if a["effect_started_at"] is not None and a["outcome"] == "resolved"
-    }
-    is_open = row["status"] in ("running", "unknown") and row["effect_started_at"] is not None
-    return ended | ({row["claim_epoch"]} if is_open else set())
+    """The attempts of a job of another class that are unknown, or were, for the effect of a step, or are at one."""
+    told = {u["claim_epoch"] for u in record.unknowns or () if "step" in (u.get("error") or {})}
+    return told | ({row["claim_epoch"]} if row.get("in_step") else set())
 
 
 def _unknown(u: Row, *, of_step: bool) -> _Event:
@@ -340,7 +337,9 @@ def _told(jobs: Sequence[Job]) -> str:
 # Reading a database ---------------------------------------------------------------------------------------------------
 
 QUERIES: Mapping[str, str] = {
-    "waiting": "select *, claimed_by as worker_id from {schema}.jobs",
+    "waiting": "select j.*, j.claimed_by as worker_id, j.status = 'running' and exists (select from {schema}.steps s"
+    " where s.job_id = j.id and s.generation = j.generation and s.kind = 'step' and not s.done) as in_step"
+    " from {schema}.jobs j",
     "finished": "select * from {schema}.history",
     "attempts": "select * from {schema}.attempts",
     "audit": "select * from {schema}.audit where action in ('cancel', 'retry', 'resolve')",
