@@ -268,7 +268,7 @@ OF_RUNS: tuple[Guard, ...] = (
         )
         for what, then in (
             ("lost", "end $$;\ncomment on function {{schema}}.settle_lost"),
-            ("spent", "end $$;\ncomment on function {{schema}}.sweep("),
+            ("spent", "  if v_more then\n"),
             ("overdue", "  v_n := 0;"),
         )
     ),

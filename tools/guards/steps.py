@@ -196,9 +196,17 @@ RECORDED: tuple[Guard, ...] = (
         "signal",
         "signal to a run: given back",
         "leases",
-        "  perform {{schema}}.return_signals(p_limit);\n",
+        "  v_more := {{schema}}.return_signals(p_limit) > 0;\n",
         "",
         "test_run_signals.py::test_one_that_ends_without_taking_what_it_was_given_leaves_it_to_the_next",
+    ),
+    guard(
+        "signal",
+        "signal to a run: given back to run after run",
+        "leases",
+        "  if v_more then\n",
+        "  if false then\n",
+        "test_run_signals.py::test_the_sweep_says_that_there_may_be_more",
     ),
     guard(
         "child",
