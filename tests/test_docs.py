@@ -44,6 +44,16 @@ def text_of(page: str) -> str:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_two_files_of_a_page_have_a_task_of_one_name(page: Path) -> None:
+    """Their workers run side by side, and either would take the other's jobs."""
+    names: dict[str, set[str]] = {}
+    for file, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", page.read_text(), re.DOTALL):
+        for name in re.findall(r"^@\w+(?:\.\w+)*\.task\b.*?^(?:async )?def (\w+)", text, re.DOTALL | re.MULTILINE):
+            names.setdefault(name, set()).add(file)
+    assert {name: files for name, files in names.items() if len(files) > 1} == {}
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_block_of_a_page_is_run_or_checked(page: Path, dsn: str, tmp_path: Path) -> None:
     reader = Reader(dsn, tmp_path)
     try:
