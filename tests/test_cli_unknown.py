@@ -222,8 +222,8 @@ def doubtful_step(conn: Conn, occurrence: int = 1) -> UUID:
         if name == "mail":
             said = '{"type": "Refused", "message": "no [red]"}'
             conn.execute(
-                "select taskq.end_step(s.claimed_by, s.id, 1, 'mail', 1, s.effect_started_at, null, %s) from taskq.jobs s"
-                " where s.id = %s",
+                "select taskq.end_step(j.claimed_by, j.id, 1, 'mail', 1, j.effect_started_at, null, %s)"
+                " from taskq.jobs j where j.id = %s",
                 (said, job),
             )
     q.end(conn, worker, q.End(job, 1, "unknown", error={"step": "pay", "reason": "shutdown"}))
