@@ -33,8 +33,9 @@ FILES = {
     "maps": "00.01.00_21_pre_maps.sql",
     "children": "00.01.00_22_pre_children.sql",
     "loops": "00.01.00_23_pre_loops.sql",
-    "invariants": "00.01.00_24_pre_invariants.sql",
-    "roles": "00.01.00_25_pre_roles.sql",
+    "emits": "00.01.00_24_pre_emits.sql",
+    "invariants": "00.01.00_25_pre_invariants.sql",
+    "roles": "00.01.00_26_pre_roles.sql",
 }
 
 

@@ -8,7 +8,7 @@ select w.id::text as id, w.status from {{schema}}.workers w where w.name = $1::t
 -- How many jobs of the demo's queue are not finished, and nodes of runs that may have one there later.
 select ((select count(*) from {{schema}}.jobs j where j.queue = $1::text)
   + (select count(*) from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id and n.status = 'waiting'
-       join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+       join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = {{schema}}.place_in_plan(r.items, n.ix)
       where r.finished_at is null and k.job ->> 'queue' = $1::text))::int as n;
 
 -- name: held_by
