@@ -118,8 +118,8 @@ class Rounds:
         ]
         if len({word is True for word in ends.values()}) == 1:
             faults.append(
-                f"{said}: ends says of {'all' if True in ends.values() else 'none'} of its values that it is the end, so "
-                "that there is nothing to look at"
+                f"{said}: ends says of {'all' if True in ends.values() else 'none'} of its values that it is the end, "
+                "so that there is nothing to look at"
             )
         try:
             told = [
