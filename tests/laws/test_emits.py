@@ -300,7 +300,7 @@ def test_an_emit_that_was_left_behind_by_a_page_is_healed(conn: Conn) -> None:
     conn.execute("alter table taskq.history disable trigger run_goes_on")
     finish(conn, made.worker, claimed, result={"items": [1, 2], "cursor": "a"})
     conn.execute("alter table taskq.history enable trigger run_goes_on")
-    assert {row[1] for row in violations(conn)} == {"node_job_missing"}
+    assert {row[0] for row in violations(conn)} == {"node_job_missing"}
     assert one(conn, "select taskq.heal_run(%s)", child) == "healed"
     assert violations(conn) == []
     page(conn, made, [3])

@@ -320,7 +320,7 @@ select t.ix, t.name, t.task, t.status, t.held_reason, t.attempt, t.claim_epoch, 
        t.worker_id::text as worker_id, t.ready_at, t.finished_at, t.blocked_by, t.waits_for, t.result, t.error,
        t.child_run::text as child_run, t.child_status, case when t.child_run is not null then (
          select pg_catalog.jsonb_build_object('items', m.items, 'at_once', m.at_once, 'waiting', m.waiting + m.unwritten, 'active', m.active,
-             'succeeded', m.succeeded, 'failed', m.failed, 'cancelled', m.cancelled)
+             'succeeded', m.succeeded, 'failed', m.failed, 'cancelled', m.cancelled, 'pages', m.pages, 'source', m.source)
            from {{schema}}.map_progress m where m.run_id = t.run_id and m.ix = t.ix) end as map,
        case when t.child_run is not null then (
          select pg_catalog.jsonb_build_object('rounds', l.rounds, 'most_rounds', l.most_rounds, 'within', l.within, 'counted', l.counted, 'held', l.held)
