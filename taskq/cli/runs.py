@@ -82,7 +82,7 @@ def show_(
         str | None,
         typer.Option(
             "--children",
-            help="Instead the children of this node, a map, emit or loop: each item, page, or round, and what became of it.",
+            help="Instead the children of this node, a map, emit or loop, and what became of each.",
             metavar="NODE",
             show_default=False,
         ),
