@@ -80,7 +80,7 @@ comment on column {{schema}}.plan_edges.source is 'The node that is waited for.'
 comment on column {{schema}}.plan_edges.target is 'The node that waits.';
 comment on column {{schema}}.plan_edges.n is 'Tells edges between the same two nodes apart.';
 comment on column {{schema}}.plan_edges.policy is 'What becomes of the target when the source has failed: fail (it is blocked), collect (it runs) or skip (it is skipped).';
-comment on column {{schema}}.plan_edges.arm is 'The target runs only if the source''s result at path equals this: {"path": [...], "equals": ...}; null for no condition.';
+comment on column {{schema}}.plan_edges.arm is 'The target runs only if the source''s result at path equals this, or is a list with this in it: {"path": [...], "equals": ...} or {"path": [...], "has": ...}; null for no condition.';
 comment on column {{schema}}.plan_edges.merge is 'Whether the target takes the value of a branch, and runs although this source was skipped.';
 
 create trigger plans_immutable before update or delete on {{schema}}.plans for each row
@@ -125,7 +125,7 @@ begin
   if jsonb_typeof(p_expr) is distinct from 'object' then
     return format('%s is no expression', coalesce(left(p_expr::text, 100), 'nothing'));
   end if;
-  select k into v_kind from unnest(array['value', 'input', 'node', 'outcome', 'results', 'outcomes', 'tally', 'list', 'object', 'case']) k where p_expr ? k limit 1;
+  select k into v_kind from unnest(array['value', 'input', 'node', 'outcome', 'results', 'outcomes', 'tally', 'list', 'object', 'case', 'fork']) k where p_expr ? k limit 1;
   v_given := p_expr -> v_kind;
   if v_kind = 'value' then
     return null;
@@ -145,6 +145,11 @@ begin
     return coalesce({{schema}}.expression_fault(v_given -> 'on', p_nodes), (
       select f.fault from jsonb_array_elements(v_given -> 'arms') a cross join lateral (
         select case when jsonb_typeof(a.value) = 'array' then {{schema}}.expression_fault(a.value -> 1, p_nodes) else 'an arm is no pair' end as fault) f
+       where f.fault is not null limit 1));
+  elsif v_kind = 'fork' and jsonb_typeof(v_given -> 'arms') = 'array' then
+    return coalesce({{schema}}.expression_fault(v_given -> 'on', p_nodes), (
+      select f.fault from jsonb_array_elements(v_given -> 'arms') a cross join lateral (
+        select case when jsonb_typeof(a.value) = 'array' and jsonb_typeof(a.value -> 1) = 'string' then {{schema}}.expression_fault(a.value -> 2, p_nodes) else 'an arm is no triple' end as fault) f
        where f.fault is not null limit 1));
   end if;
   return format('%s is no expression that this version knows', left(p_expr::text, 100));
@@ -212,7 +217,7 @@ begin
       union all
       select format('the condition of edge %s is not valid', e.edge)
         from jsonb_array_elements(v_plan -> 'edges') e(edge)
-       where jsonb_typeof(coalesce(e.edge -> 'when', 'null')) <> 'null' and not coalesce(jsonb_typeof(e.edge -> 'when' -> 'path') = 'array' and e.edge -> 'when' ? 'equals', false)
+       where jsonb_typeof(coalesce(e.edge -> 'when', 'null')) <> 'null' and not coalesce(jsonb_typeof(e.edge -> 'when' -> 'path') = 'array' and num_nonnulls(e.edge #> '{when,equals}', e.edge #> '{when,has}') = 1, false)
       union all
       select format('it has %s edges, the limit is 100000', jsonb_array_length(v_plan -> 'edges')) where jsonb_array_length(v_plan -> 'edges') > 100000
       union all

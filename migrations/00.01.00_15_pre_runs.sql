@@ -300,6 +300,15 @@ create function {{schema}}.receipt(p_run uuid, p_kind text, p_node integer defau
 $$;
 comment on function {{schema}}.receipt(uuid, text, integer, bigint, integer, text) is 'Gives a run''s transition the next number and a receipt. The caller holds the root lock.';
 
+create function {{schema}}.arm_taken(p_result jsonb, p_arm jsonb) returns boolean
+  language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
+  select case when p_arm ? 'has' then jsonb_typeof(v.value) = 'array' and exists (
+      select from jsonb_array_elements(case jsonb_typeof(v.value) when 'array' then v.value else '[]' end) e(value) where e.value = p_arm -> 'has')
+    else v.value = p_arm -> 'equals' end
+    from (select coalesce(p_result #> array(select jsonb_array_elements_text(coalesce(p_arm -> 'path', '[]'))), 'null') as value) v
+$$;
+comment on function {{schema}}.arm_taken(jsonb, jsonb) is 'Whether the result of a node meets the condition of an edge from it (plan_edges.arm).';
+
 -- The value of an expression of a plan; null (not the JSON null) where it takes the result of a node that has none.
 create function {{schema}}.evaluate(p_run uuid, p_expr jsonb) returns jsonb
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
@@ -342,6 +351,14 @@ begin
     v_value := {{schema}}.evaluate(p_run, p_expr #> '{case,on}');
     return (select {{schema}}.evaluate(p_run, a.arm -> 1) from jsonb_array_elements(p_expr #> '{case,arms}') a(arm) where a.arm -> 0 = v_value limit 1);
   end if;
+  if p_expr ? 'fork' then
+    v_value := {{schema}}.evaluate(p_run, p_expr #> '{fork,on}');
+    -- An arm that was taken and has no value, since it was skipped further in, is left out as well.
+    return case when v_value is not null then (
+      select coalesce(jsonb_object_agg(t.key, t.value) filter (where t.value is not null), '{}')
+        from (select a.arm ->> 1 as key, {{schema}}.evaluate(p_run, a.arm -> 2) as value from jsonb_array_elements(p_expr #> '{fork,arms}') a(arm)
+               where {{schema}}.arm_taken(v_value, jsonb_build_object('has', a.arm -> 0))) t) end;
+  end if;
   raise exception using errcode = 'WF024', message = format('an expression of the plan is none that this version knows: %s', left(p_expr::text, 200)),
     hint = 'The plan was made by a newer version of taskq.';
 end $$;
@@ -360,8 +377,7 @@ declare
   v_seen record;
 begin
   select coalesce(bool_or(e.arm is not null and s.status in ('waiting', 'ready')), false) as arms_open,
-         coalesce(bool_or(e.arm is not null and (s.status = 'skipped' or s.status = 'succeeded' and
-           coalesce(s.result #> array(select jsonb_array_elements_text(coalesce(e.arm -> 'path', '[]'))), 'null') <> e.arm -> 'equals')), false) as not_taken,
+         coalesce(bool_or(e.arm is not null and (s.status = 'skipped' or s.status = 'succeeded' and not {{schema}}.arm_taken(s.result, e.arm))), false) as not_taken,
          coalesce(bool_or(s.status in ('failed', 'cancelled', 'blocked') and e.policy = 'fail'), false) as blocks,
          coalesce(bool_or(s.status in ('failed', 'cancelled', 'blocked') and e.policy = 'skip'
            or s.status = 'skipped' and not e.merge and e.policy <> 'collect'), false) as skips,

@@ -10,6 +10,7 @@ import pytest
 import sql as q
 from cli_kit import Cli, make_cli  # noqa: F401
 from effects_kit import effect
+from loops_kit import again, looped
 from maps_kit import child_of, ends, given, mapped
 from psycopg.conninfo import make_conninfo
 from runs_kit import do, edge, info, job_of, node, result_of, start, store, take, tree, worker_for
@@ -388,10 +389,27 @@ def test_a_map_that_failed_says_why_and_how_far_it_was(cli: Cli, conn: Conn) -> 
     assert "map of 0: nothing to do; run" in cli.ok("runs", "show", str(empty.run)).out
 
 
+def test_a_loop_is_one_line_with_how_far_it_is_and_its_rounds_are_shown(cli: Cli, conn: Conn) -> None:
+    made = looped(conn, within=3600)
+    again(conn, made, 1)
+    for command in ("show", "tree"):
+        shown = cli.ok("runs", command, str(made.run)).out
+        assert "loop in round 2 of at most 5, 0 of 3,600 s; run" in shown
+        assert "more[" not in shown
+    page = cli.ok("runs", "show", str(made.run), "--children", "more", "--start", "1").out
+    assert [text in page for text in ("more[0]", "more[1]", '{"n": 1, "word": "again"}')] == [False, True, True]
+    told = cli.ok("runs", "show", str(made.run), "--children", "more", "--json").json
+    assert (told["loop"]["rounds"], told["map"], len(told["children"])) == (2, None, 2)
+    unbound = looped(conn)
+    assert "loop in round 1 of at most 5; run" in cli.ok("runs", "show", str(unbound.run)).out
+    lines = {row.split()[0]: row for row in cli.ok("runs", "list").out.splitlines()}
+    assert ("1/2" in lines[str(made.loop)], "0/1" in lines[str(unbound.loop)]) == (True, True)
+
+
 def test_children_of_what_is_no_map_are_refused(cli: Cli, conn: Conn) -> None:
     run = start(conn, chain(conn, "a", "b"))
     done = cli("runs", "show", str(run), "--children", "a")
-    assert (done.code, "node 'a' has not begun as a map, or is none" in done.err) == (2, True)
+    assert (done.code, "node 'a' has not begun as a map or a loop, or is none" in done.err) == (2, True)
     done = cli("runs", "show", str(run), "--children", "c")
     assert (done.code, "node 'c' is none of the run" in done.err) == (2, True)
     assert "there is no run" in cli("runs", "show", NOBODY, "--children", "c").err

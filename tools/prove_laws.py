@@ -33,6 +33,7 @@ from guards.cohorts import COHORTS  # noqa: E402
 from guards.effects import OF_EFFECTS  # noqa: E402
 from guards.fences import FENCES  # noqa: E402
 from guards.laws import LAWS  # noqa: E402
+from guards.loops import OF_LOOPS  # noqa: E402
 from guards.maps import OF_MAPS  # noqa: E402
 from guards.ordering import ORDERING  # noqa: E402
 from guards.record import RECORD  # noqa: E402
@@ -48,7 +49,7 @@ from taskq import migrate  # noqa: E402
 
 GUARDS: tuple[Guard, ...] = (
     *(*RECORD, *FENCES, *LAWS, *RULES, *SAFE, *RECORDED, *ORDERING, *AROUND),
-    *(*OF_EFFECTS, *OF_STARTS, *OF_RUNS, *OF_MAPS, *AROUND_RUNS, *COHORTS),
+    *(*OF_EFFECTS, *OF_STARTS, *OF_RUNS, *OF_MAPS, *OF_LOOPS, *AROUND_RUNS, *COHORTS),
 )
 AT_ONCE = max(2, (os.cpu_count() or 2))
 

@@ -1,6 +1,17 @@
 """Workflows: graphs of tasks, wired in Python, frozen as plans, and run node by node on the queue's own guarantees."""
 
-from taskq.workflow.definition import BoundChild, BoundNode, Workflow, branch, collect, gather, or_skip, tally, then
+from taskq.workflow.definition import (
+    BoundChild,
+    BoundNode,
+    Workflow,
+    branch,
+    collect,
+    fork,
+    gather,
+    or_skip,
+    tally,
+    then,
+)
 from taskq.workflow.emits import Page, Pages
 from taskq.workflow.plan import Plan
 from taskq.workflow.runs import BoundWorkflow, NodeInfo, Run, RunInfo
@@ -22,6 +33,7 @@ __all__ = [
     "Workflow",
     "branch",
     "collect",
+    "fork",
     "gather",
     "or_skip",
     "tally",

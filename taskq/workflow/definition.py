@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import (
@@ -31,6 +31,7 @@ from taskq.effects import TerminalEffect
 from taskq.errors import InvalidPolicy, PlanError, ResultNotStorable, TaskDefinitionError, TaskQError, WiringError
 from taskq.policy import check_name
 from taskq.promises import lower
+from taskq.workflow import arms as arms_
 from taskq.workflow.emits import Page, Pages
 from taskq.workflow.hidden import await_task, start_task
 from taskq.workflow.loops import Rounds
@@ -53,6 +54,7 @@ __all__ = [
     "WorkflowDecorator",
     "branch",
     "collect",
+    "fork",
     "gather",
     "or_skip",
     "tally",
@@ -555,7 +557,20 @@ def branch(on: K, arms: Mapping[K, Callable[[], R]]) -> R:
     Raises:
         WiringError: ``on`` is no result of a step.
     """
-    return cast(R, current("branch()").branch(on, arms))
+    return cast(R, arms_.branch(current("branch()"), on, arms))
+
+
+def fork(on: Collection[K], arms: Mapping[K, Callable[[], R]]) -> dict[K, R]:
+    """Run some of several arms side by side, by a list that a step gives; gives the values of those that run, by key.
+
+    Args:
+        on: The result of a step, or a part of one: a list, or a set, of values that can be listed: Literal or Enum.
+        arms: For every value that the list may have a function that wires what runs then; ``lambda: None`` for nothing.
+
+    Raises:
+        WiringError: ``on`` is no result of a step.
+    """
+    return cast("dict[K, R]", arms_.fork(current("fork()"), on, arms))
 
 
 def then(value: A, task: Task[[A], B]) -> B:

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from taskq.workflow.parts import bare, stored_of
 
-__all__ = ["arms_of", "fits", "misfit", "shown", "stands_in", "takes_of"]
+__all__ = ["arms_of", "fits", "item_of_list", "misfit", "shown", "stands_in", "takes_of"]
 
 _PLAIN: Final = (str, int, float, bool, bytes, type(None), enum.Enum, date, time, timedelta, Decimal, UUID)
 """What is neither list nor object in JSON."""
@@ -45,6 +45,15 @@ def arms_of(declared: Any) -> list[Any] | None:
         found = [arms_of(arg) for arg in args]
         return None if any(each is None for each in found) else [value for each in found if each for value in each]
     return None
+
+
+def item_of_list(declared: Any) -> Any | None:
+    """The type of the items of a list, set or tuple of any length; None for any other type."""
+    declared = bare(declared)
+    origin, args = typing.get_origin(declared), typing.get_args(declared)
+    if not isinstance(origin, type) or not issubclass(origin, (Sequence, AbstractSet)) or not args:
+        return None
+    return args[0] if origin is not tuple or args[-1] is Ellipsis else None
 
 
 def stands_in(value: object, known: Iterable[object]) -> bool:

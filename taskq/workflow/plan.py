@@ -3,17 +3,20 @@
 A plan is JSON. ``nodes`` stand in topological order; each has its name, how its job is enqueued, with ``child`` the
 plan of the run that it stands for, and for each parameter of its task or workflow an expression:
 ``{"value": ...}``, ``{"input": name, "path": [...]}``, ``{"node": ix, "path": [...]}``,
-``{"outcome": ix, "path": [...]}``, ``{"list": [...]}``, ``{"object": {...}}`` or
-``{"case": {"on": ..., "arms": [...]}}``; of a node that is a map also ``{"results": ix, "path": [...]}``, and the same
-with ``outcomes`` and ``tally``. A map is a node whose ``child`` is a plan with ``map``: its one node is run for each
-item of the list in the argument ``item``, at most ``most``, and ``at_once`` at a time. Where that has ``pages`` it is
-an emit: the second node gives the list page by page, each asked for in the argument ``item`` of ``pages`` with the
-cursor that the one before it gave, once no more than ``ahead`` items are open. A loop is one whose plan has ``loop``:
-its one node is run round after round, at most ``most`` of them, begun ``within`` so many seconds; each takes in
-``item`` what the one before gave, until the part of that at ``path`` is one of ``ends``; ``exhausted`` says whether it
-fails where that does not come (``fail``) or gives the last state (``give``).
+``{"outcome": ix, "path": [...]}``, ``{"list": [...]}``, ``{"object": {...}}``,
+``{"case": {"on": ..., "arms": [[value, expression], ...]}}`` or
+``{"fork": {"on": ..., "arms": [[value, key, expression], ...]}}``, an object of the arms whose value is in the list;
+of a node that is a map also ``{"results": ix, "path": [...]}``, and the same with ``outcomes`` and ``tally``.
+A map is a node whose ``child`` is a plan with ``map``: its one node is run for each item of the list in the argument
+``item``, at most ``most``, and ``at_once`` at a time. Where that has ``pages`` it is an emit: the second node gives the
+list page by page, each asked for in the argument ``item`` of ``pages`` with the cursor that the one before it gave,
+once no more than ``ahead`` items are open. A loop is one whose plan has ``loop``: its one node is run round after
+round, at most ``most`` of them, begun ``within`` so many seconds; each takes in ``item`` what the one before gave,
+until the part of that at ``path`` is one of ``ends``; ``exhausted`` says whether it fails where that does not come
+(``fail``) or gives the last state (``give``).
 ``edges`` say what waits for what: with a policy for when the source fails, with ``when`` the value of its result for
-which the target runs, with ``merge`` that the target takes the value of a branch.
+which the target runs (``equals``), or which must be in it (``has``), with ``merge`` that the target takes the value of
+a branch, or of a fork.
 """
 
 from __future__ import annotations
@@ -301,6 +304,14 @@ def _taken(expr: Any) -> Iterator[tuple[str | None, Any]]:
                         yield from _taken(each)
                     case _:
                         yield None, {"arm": arm}
+        case {"fork": {"on": on, "arms": [*arms]}}:
+            yield from _taken(on)
+            for arm in arms:
+                match arm:
+                    case [_, str(), each]:
+                        yield from _taken(each)
+                    case _:
+                        yield None, {"arm": arm}
         case _:
             yield None, {"expression": expr}
 
@@ -337,6 +348,8 @@ def _renumbered(spec: Mapping[str, Any], order: Sequence[int]) -> dict[str, Any]
                 return {"object": {key: moved(each) for key, each in parts.items()}}
             case {"case": {"on": on, "arms": arms}}:
                 return {"case": {"on": moved(on), "arms": [[value, moved(each)] for value, each in arms]}}
+            case {"fork": {"on": on, "arms": arms}}:
+                return {"fork": {"on": moved(on), "arms": [[value, key, moved(each)] for value, key, each in arms]}}
         return {key: place[value] if key in _OF_NODES else value for key, value in expr.items()}
 
     def args(node: Mapping[str, Any]) -> dict[str, Any]:

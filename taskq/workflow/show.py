@@ -115,6 +115,9 @@ def _said(expr: Mapping[str, Any], names: Sequence[str]) -> str:
         case {"case": {"on": on, "arms": arms}}:
             told = ", ".join(f"{json.dumps(key, ensure_ascii=False)}: {_said(each, names)}" for key, each in arms)
             return f"by {_said(on, names)} {{{told}}}"
+        case {"fork": {"on": on, "arms": arms}}:
+            told = ", ".join(f"{key}: {_said(each, names)}" for _, key, each in arms)
+            return f"those in {_said(on, names)} of {{{told}}}"
     return json.dumps(expr, ensure_ascii=False)
 
 
@@ -124,6 +127,8 @@ def _path(expr: Mapping[str, Any]) -> str:
 
 def _condition(edge: Mapping[str, Any]) -> str | None:
     if arm := edge.get("when"):
+        if "has" in arm:
+            return f"if {_path(arm).removeprefix('.') or 'it'} has {json.dumps(arm['has'], ensure_ascii=False)}"
         return f"if {_path(arm).removeprefix('.') or 'it'} = {json.dumps(arm['equals'], ensure_ascii=False)}"
     return "takes the branch's value" if edge.get("merge") else None
 

@@ -121,8 +121,9 @@ class Symbol:
 
     def _part(self, step: str | int, *, attribute: bool) -> Symbol:
         if "path" not in self._expr:
+            what = "fork" if "fork" in self._expr else "branch"
             raise WiringError(
-                f"a part of {self._of} is asked for ({step!r}), which a branch chooses; hand the whole value to a task"
+                f"a part of {self._of} is asked for ({step!r}), which a {what} chooses; hand the whole value to a task"
             )
         name = f".{step}" if attribute else f"[{step!r}]"
         found = part_of(self._declared, step, attribute=attribute)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -22,12 +22,13 @@ from taskq.errors import PayloadError, TaskQError, WiringError
 from taskq.policy import ExecutionPolicy, check_name
 from taskq.promises import lower, policies_of
 from taskq.tasks import Task
+from taskq.workflow.arms import STRANGE, Arm
 from taskq.workflow.emits import Source, source_of
-from taskq.workflow.fit import arms_of, fits, misfit, shown, stands_in, takes_of
+from taskq.workflow.fit import fits, misfit, shown, takes_of
 from taskq.workflow.loops import Rounds
 from taskq.workflow.maps import Over, item_of, items_of, plan_of_each
 from taskq.workflow.nested import child_run
-from taskq.workflow.symbols import Dep, EdgePolicy, Expr, Symbol, is_symbolic
+from taskq.workflow.symbols import Dep, Expr, Symbol, is_symbolic
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
@@ -42,10 +43,6 @@ _NOT_OF_NODES: Final = (
     "unique_key", "unique_scope", "unique_hold", "on_conflict", "idempotency_key", "idempotency_scope", "ordering_key",
     "run_at", "connection",
 )  # fmt: skip
-_STRANGE: Final = (
-    "comes from another wiring, in which it was kept; take it from a step or an argument of the workflow that is being "
-    "wired"
-)
 _current: ContextVar[Wiring | None] = ContextVar("taskq_wiring", default=None)
 
 
@@ -64,16 +61,6 @@ def current(what: str) -> Wiring:
     if wiring is None:
         raise WiringError(f"{what} stands outside of a workflow; call it in a function that @app.workflow decorates")
     return wiring
-
-
-@dataclass(frozen=True, slots=True)
-class _Arm:
-    """That what is wired now runs only if the result of a node equals a value."""
-
-    ix: int
-    policy: EdgePolicy
-    path: tuple[str | int, ...]
-    equals: Any
 
 
 @dataclass(slots=True)
@@ -105,6 +92,7 @@ class Wiring:
         policies: What the plan's jobs and effects point to, by id.
         children: The plans of child runs, by hash.
         within: The workflows whose functions run here, the outermost first.
+        arms: The conditions of what is wired now, the outermost first.
     """
 
     app: TaskQ
@@ -116,9 +104,9 @@ class Wiring:
     policies: dict[str, ExecutionPolicy] = field(default_factory=dict)
     children: dict[str, Plan] = field(default_factory=dict)
     within: list[Workflow[..., Any]] = field(default_factory=list)
+    arms: list[Arm] = field(default_factory=list)
     _nodes: list[_Node] = field(default_factory=list)
     _edges: dict[str, dict[str, Any]] = field(default_factory=dict)
-    _arms: list[_Arm] = field(default_factory=list)
     _counts: dict[str, int] = field(default_factory=dict)
 
     @contextmanager
@@ -199,13 +187,13 @@ class Wiring:
             node.args = {"each": {"object": node.args}, "source": {"object": node.source.args}}
         for waited in after:
             if isinstance(waited, Symbol) and waited._deps:
-                self._taken(waited, deps, "after", where)
+                self.taken(waited, deps, "after", where)
             else:
                 self.faults.append(f"{where}: after has {waited!r}; give results of steps")
         for dep in deps:
             self._edge(dep, ix)
-        for arm in self._arms:
-            when = {"path": list(arm.path), "equals": arm.equals}
+        for arm in self.arms:
+            when = {"path": list(arm.path), arm.test: arm.value}
             self._add_edge({"from": arm.ix, "to": ix, "policy": arm.policy, "when": when})
         return symbol
 
@@ -327,7 +315,7 @@ class Wiring:
         if isinstance(value, Symbol):
             if value._wiring is not self:
                 # Its number would be that of some other node here.
-                raise PayloadError(f"{path}: {value._of} {_STRANGE}", path=path)
+                raise PayloadError(f"{path}: {value._of} {STRANGE}", path=path)
             deps += value._deps
             return value._expr
         if not is_symbolic(value):
@@ -339,7 +327,7 @@ class Wiring:
         assert isinstance(value, (list, tuple))
         return {"list": [self.expression(each, deps, f"{path}[{n}]") for n, each in enumerate(value)]}
 
-    def _taken(self, value: object, deps: list[Dep], path: str, where: str) -> Expr:
+    def taken(self, value: object, deps: list[Dep], path: str, where: str) -> Expr:
         """The expression of a value; null with a fault where there is none."""
         try:
             return self.expression(value, deps, path)
@@ -355,53 +343,6 @@ class Wiring:
     def _add_edge(self, edge: dict[str, Any]) -> None:
         self._nodes[edge["from"]].used = True
         self._edges[json.dumps(edge, sort_keys=True, ensure_ascii=False)] = edge
-
-    # Branches -------------------------------------------------------------------------------------------------------
-
-    def branch(self, on: object, arms: Mapping[Any, Callable[[], Any]]) -> Symbol:
-        """Wire each arm under the condition that ``on`` has its key's value; gives the value of the one taken."""
-        if not isinstance(on, Symbol) or "node" not in on._expr:
-            raise WiringError(
-                f"branch() decides on {on!r}; give it the result of a step, or a part of one: an argument of the run "
-                "is known to the caller, or a task can return it"
-            )
-        if on._wiring is not self:
-            raise WiringError(f"branch() decides on {on._of}, which {_STRANGE}")
-        wanted = arms_of(on._declared)
-        if wanted is None:
-            self.faults.append(
-                f"branch on {on._of}: its type is {shown(on._declared)}, whose values cannot be listed; annotate it as "
-                "a bool, a Literal or an Enum"
-            )
-        else:
-            for missing in [value for value in wanted if not stands_in(value, arms)]:
-                self.faults.append(
-                    f"branch on {on._of}: there is no arm for {missing!r}; add one, lambda: None for nothing"
-                )
-            for unknown in [key for key in arms if not stands_in(key, wanted)]:
-                self.faults.append(f"branch on {on._of}: the arm {unknown!r} is none of its values; take it out")
-        ix, path = on._expr["node"], tuple(on._expr["path"])
-        deps: list[Dep] = []
-        chosen: list[list[Any]] = []
-        kinds: list[Any] = []
-        nothing = 0
-        for key, arm in arms.items():
-            value = json.loads(encode_any(key, "the arm of a branch", text_keys=True))
-            self._arms.append(_Arm(ix, on._deps[0].policy, path, value))
-            try:
-                given = arm()
-            finally:
-                self._arms.pop()
-            chosen.append([value, self._taken(given, deps, f"the value of the arm {key!r}", f"branch on {on._of}")])
-            if isinstance(given, Symbol):
-                kinds.append(given._declared)
-            nothing += given is None
-        merged = tuple(Dep(dep.ix, dep.policy, merge=True) for dep in deps)
-        kind = kinds[0] if kinds and len(kinds) + nothing == len(arms) and all(k == kinds[0] for k in kinds) else Any
-        if nothing and kind is not Any:
-            kind = kind | None
-        expr = {"case": {"on": on._expr, "arms": chosen}}
-        return Symbol(f"the value of the branch on {on._of}", expr, (*on._deps, *merged), kind, self)
 
     # The whole ------------------------------------------------------------------------------------------------------
 

@@ -98,6 +98,9 @@ def reads_what_it_changes(conn: Conn, edges: list[dict[str, Any]], n: int, on_fa
     [
         {"result": {"case": {"on": result_of(0), "arms": 5}}},
         {"result": {"case": {"on": result_of(0), "arms": [7]}}},
+        {"result": {"fork": {"on": result_of(0), "arms": [["a", "a"]]}}},
+        {"result": {"fork": {"on": result_of(0), "arms": [["a", 1, result_of(0)]]}}},
+        {"result": {"fork": {"on": result_of(9), "arms": []}}},
         {"result": {"later": 1}},
         {"result": {"node": 7, "path": []}},
         {"result": {"list": [{"object": {"x": 5}}]}},
@@ -111,6 +114,7 @@ def reads_what_it_changes(conn: Conn, edges: list[dict[str, Any]], n: int, on_fa
         {"edges": [edge(0, 1, when=5)]},
         {"edges": [edge(0, 1, when={"path": "n", "equals": 1})]},
         {"edges": [edge(0, 1, when={"path": ["n"]})]},
+        {"edges": [edge(0, 1, when={"path": ["n"], "equals": 1, "has": 1})]},
         {"edges": [{"from": 10**12, "to": 10**13}]},
         {"effects": 5},
         {"receipts": 10**12},

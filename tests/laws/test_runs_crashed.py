@@ -8,13 +8,19 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from loops_kit import LOOP
+from loops_kit import plan_of as plan_of_loop
 from maps_kit import MAP, plan_of
 from psycopg.types.json import Jsonb
 from runs_kit import edge, finish, info, node, result_of, start, store, take, tree, worker_for
+from signals_kit import held, send_run
 from sql import claim, dump, one, rows, violations
 
 Conn = psycopg.Connection[Any]
-TABLES = ("runs", "nodes", "receipts", "jobs", "history", "ledger", "effect_intents", "ordering_keys", "audit")
+TABLES = (
+    *("runs", "nodes", "receipts", "jobs", "history", "ledger", "effect_intents", "ordering_keys", "audit"),
+    "loop_holds",
+)
 MOST = 200
 """More writes than any transition here makes."""
 
@@ -243,6 +249,67 @@ def map_lost(conn: Conn) -> dict[str, Any]:
     return made
 
 
+def with_loop(conn: Conn, **more: Any) -> dict[str, Any]:
+    """A node whose result a loop starts from, each round of which is undone."""
+    plan = plan_of_loop(conn, compensate=EFFECT, within=3600, **more)
+    made: dict[str, Any] = {"plan": plan, "worker": worker_for(conn)}
+    made["run"] = start(conn, made["plan"])
+    made["claims"] = take(conn, made["worker"], "first")
+    return made
+
+
+def loop_begun(conn: Conn, **more: Any) -> dict[str, Any]:
+    """In its second round."""
+    made = with_loop(conn, **more)
+    finish(conn, made["worker"], made["claims"]["first"], result={"n": 0})
+    finish(conn, made["worker"], take(conn, made["worker"], "more")["more"], result={"word": "again"})
+    made["claims"] |= take(conn, made["worker"], "more")
+    return made
+
+
+def loop_at_its_last(conn: Conn) -> dict[str, Any]:
+    return loop_begun(conn, most=2)
+
+
+def loop_ended(conn: Conn) -> dict[str, Any]:
+    made = loop_begun(conn)
+    finish(conn, made["worker"], made["claims"]["more"], result={"word": "done"})
+    made["claims"] |= take(conn, made["worker"], LOOP)
+    return made
+
+
+def loop_held(conn: Conn) -> dict[str, Any]:
+    made = loop_begun(conn)
+    held(conn, made["worker"], made["claims"]["more"]["job_id"])
+    return made
+
+
+def loop_exhausted(conn: Conn) -> dict[str, Any]:
+    """And its run by that; what undoes its rounds is cancelled, so that it may be reopened."""
+    made = loop_at_its_last(conn)
+    finish(conn, made["worker"], made["claims"]["more"], result={"word": "again"})
+    finish(conn, made["worker"], take(conn, made["worker"], LOOP)[LOOP], "failed")
+    for effect in rows(conn, "select job_id from taskq.effects order by id desc"):
+        one(conn, "select taskq.cancel(%s)", effect["job_id"])
+    return made
+
+
+def loop_left_behind(conn: Conn) -> dict[str, Any]:
+    made = loop_begun(conn)
+    conn.execute("alter table taskq.history disable trigger run_goes_on")
+    finish(conn, made["worker"], made["claims"]["more"], result={"word": "again"})
+    conn.execute("alter table taskq.history enable trigger run_goes_on")
+    return made
+
+
+def suspends(conn: Conn, made: dict[str, Any]) -> None:
+    held(conn, made["worker"], made["claims"]["more"]["job_id"])
+
+
+def signals(conn: Conn, made: dict[str, Any]) -> None:
+    assert send_run(conn, made["run"]) == "given"
+
+
 def admit(conn: Conn, made: dict[str, Any]) -> None:
     made["run"] = one(conn, "select run_id from taskq.start_run(%s, %s, 'key')", made["plan"], Jsonb({"n": 1}))
 
@@ -303,6 +370,18 @@ TRANSITIONS: dict[str, tuple[Callable[[Conn], dict[str, Any]], Callable[[Conn, d
     "reopen with a map": (map_failed, reopens, 8),
     "carry a map on": (map_due, carries_on, 4),
     "heal a map": (map_lost, heals, 3),
+    "start a loop": (with_loop, ends("first", result={"n": 0}), 9),
+    "end a round": (loop_begun, ends("more", result={"word": "again"}), 8),
+    "end the round that is the end": (loop_begun, ends("more", result={"word": "done"}), 6),
+    "exhaust a loop": (loop_at_its_last, ends("more", result={"word": "again"}), 6),
+    "fail a round": (loop_begun, ends("more", "failed"), 6),
+    "hold a round": (loop_begun, suspends, 3),
+    "go on with a round that was held": (loop_held, signals, 2),
+    "go on behind a loop": (loop_ended, ends(LOOP, result={"word": "done"}), 5),
+    "cancel with a loop": (loop_begun, cancels, 3),
+    "cancel with a round that is held": (loop_held, cancels, 8),
+    "reopen with a loop": (loop_exhausted, reopens, 8),
+    "heal a loop": (loop_left_behind, heals, 6),
 }
 
 

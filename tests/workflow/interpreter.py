@@ -42,6 +42,10 @@ def evaluate(expr: Mapping[str, Any], given: Mapping[str, Any], statuses: list[s
     if "list" in expr:
         values = [evaluate(each, given, statuses, results) for each in expr["list"]]
         return MISSING if any(value is MISSING for value in values) else values
+    if "fork" in expr:
+        on = evaluate(expr["fork"]["on"], given, statuses, results)
+        found = {k: evaluate(arm, given, statuses, results) for v, k, arm in expr["fork"]["arms"] if has(on, v)}
+        return MISSING if on is MISSING else {k: value for k, value in found.items() if value is not MISSING}
     on = evaluate(expr["case"]["on"], given, statuses, results)
     for value, arm in expr["case"]["arms"]:
         if value == on and type(value) is type(on):
@@ -49,12 +53,18 @@ def evaluate(expr: Mapping[str, Any], given: Mapping[str, Any], statuses: list[s
     return MISSING
 
 
+def has(value: Any, item: Any) -> bool:
+    return isinstance(value, list) and any(each == item and type(each) is type(item) for each in value)
+
+
 def decide(incoming: list[Mapping[str, Any]], statuses: list[str], results: list[Any]) -> str:
     """ready, blocked or skipped."""
     for edge in incoming:
         if "when" in edge:
             status = statuses[edge["from"]]
-            taken = at(results[edge["from"]], edge["when"]["path"]) == edge["when"]["equals"]
+            looked_at = at(results[edge["from"]], edge["when"]["path"])
+            when = edge["when"]
+            taken = has(looked_at, when["has"]) if "has" in when else looked_at == when["equals"]
             if status == "skipped" or (status == "succeeded" and not taken):
                 return "skipped"
     if any(statuses[e["from"]] in FAILED and e["policy"] == "fail" for e in incoming):

@@ -60,9 +60,11 @@ def plans(draw: st.DrawFn, on_failure: str = "finish") -> dict[str, Any]:
         args: dict[str, Any] = {"seed": {"input": "seed"}}
         sources = draw(st.lists(st.integers(0, ix - 1), unique=True, max_size=3)) if ix else []
         for source in sources:
-            kind = draw(st.sampled_from(["fail", "fail", "fail", "collect", "skip", "when", "merge"]))
+            kind = draw(st.sampled_from(["fail", "fail", "fail", "collect", "skip", "when", "has", "merge"]))
             if kind == "when":
                 edges.append(edge(source, ix, when={"path": ["n"], "equals": draw(st.integers(0, 1))}))
+            elif kind == "has":
+                edges.append(edge(source, ix, when={"path": ["l"], "has": draw(st.integers(0, 1))}))
             elif kind == "merge":
                 edges.append(edge(source, ix, merge=True))
             else:
@@ -73,6 +75,8 @@ def plans(draw: st.DrawFn, on_failure: str = "finish") -> dict[str, Any]:
         arms = [e["from"] for e in edges if e["to"] == ix and e.get("merge")]
         if arms and (on := draw(st.sampled_from([*arms, None]))) is not None:
             picks = [[k, {"node": arm, "path": ["n"]}] for k, arm in enumerate(arms)]
+            forks = [[k, str(k), {"node": arm, "path": ["n"]}] for k, arm in enumerate(arms)]
+            args["fork"] = {"fork": {"on": {"node": on, "path": ["l"]}, "arms": forks}}
             args["pick"] = {"case": {"on": {"node": on, "path": ["n"]}, "arms": picks}}
         which = draw(st.integers(0, 5))
         if which == 0:
@@ -92,7 +96,9 @@ def plans(draw: st.DrawFn, on_failure: str = "finish") -> dict[str, Any]:
 def bodies(draw: st.DrawFn) -> dict[str, tuple[str, Any]]:
     """What each node's body does."""
     return {
-        f"n{ix}": ("failed", None) if draw(st.integers(0, 3)) == 0 else ("succeeded", {"n": draw(st.integers(0, 1))})
+        f"n{ix}": ("failed", None)
+        if draw(st.integers(0, 3)) == 0
+        else ("succeeded", {"n": draw(st.integers(0, 1)), "l": draw(st.lists(st.integers(0, 2), max_size=2))})
         for ix in range(MOST)
     }
 

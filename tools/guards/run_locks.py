@@ -186,7 +186,10 @@ AROUND_RUNS: tuple[Guard, ...] = (
                     ("run_plan_missing", "p.hash is null"),
                     ("run_plan_differs", "p.hash <> {{schema}}.plan_hash(p.text)"),
                     ("run_nodes_differ", "n.items is null and n.nodes <> p.nodes"),
-                    ("map_differs", "(n.items is null) <> (p.map is null)"),
+                    (
+                        "map_differs",
+                        "n.counted_from is null and p.loop is null and (n.items is null) <> (p.map is null)",
+                    ),
                     ("map_nodes_differ", "n.items is not null and (n.nodes <> n.written or n.strange > 0)"),
                     ("map_active_differs", "n.items is not null and n.active <> n.ready"),
                     (
