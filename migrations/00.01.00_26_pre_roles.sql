@@ -22,7 +22,7 @@ begin
         null;
     end;
     execute format('grant usage on schema {{schema}} to %I', v_role);
-    execute format('grant execute on function {{schema}}.now(), {{schema}}.valid_name(text), {{schema}}.id_time(uuid), {{schema}}.node_name(integer, text, integer), {{schema}}.held_in_round(uuid, integer, timestamptz), {{schema}}.receipt_seal(uuid, bigint, text, integer, integer, bigint, text) to %I', v_role);
+    execute format('grant execute on function {{schema}}.now(), {{schema}}.valid_name(text), {{schema}}.id_time(uuid), {{schema}}.node_name(integer, text, integer), {{schema}}.place_in_plan(integer, integer), {{schema}}.emit_word({{schema}}.runs), {{schema}}.held_in_round(uuid, integer, timestamptz), {{schema}}.receipt_seal(uuid, bigint, text, integer, integer, bigint, text) to %I', v_role);
   end loop;
 end $do$;
 
