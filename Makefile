@@ -13,6 +13,7 @@ ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_cli_demo.py 
   tests/test_bounded_writes.py tests/test_policy.py tests/test_settings.py tests/test_codec_fuzz.py \
   tests/test_benchmarks.py tests/test_codec_compare.py tests/test_covered.py tests/test_hooks.py \
   tests/test_exhaustive_model.py tests/test_payments_provider.py tests/test_demo_payments.py tests/test_demo_orders.py \
+  tests/test_demo_pipeline.py tests/workflow/test_emits_wired.py \
   tests/worker/test_disposition.py tests/worker/test_proofs.py tests/test_tasks.py tests/worker/test_admission.py \
   tests/worker/test_process_body.py tests/worker/test_step_recorder.py tests/worker/test_supervisor.py \
   tests/worker/test_unproven.py tests/workflow/test_attacked.py tests/workflow/test_branches.py \
@@ -21,7 +22,7 @@ ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_cli_demo.py 
   tests/workflow/test_wiring_faults.py
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo demo-payments demo-orders test check lint format types migrations unit coverage system-test system-test-long prove-laws bench bench-full bench-workflows test-lowest test-python test-wheel clean
+.PHONY: help install demo demo-payments demo-orders demo-pipeline test check lint format types migrations unit coverage system-test system-test-long prove-laws bench bench-full bench-workflows test-lowest test-python test-wheel clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -46,6 +47,9 @@ demo-payments: $(VENV)/.demo ## Charge 300 payments with workers that are killed
 
 demo-orders: $(VENV)/.demo ## Fulfil 200 orders as runs of a workflow while workers are killed: what fails is undone, once (about a minute)
 	$(BIN)/taskq demo-orders
+
+demo-pipeline: $(VENV)/.demo ## Page through the standard library, a run a file, while workers are killed: none doubled, none lost (about a minute)
+	$(BIN)/taskq demo-pipeline
 
 test: check unit system-test ## All that CI holds (about a quarter of an hour)
 

@@ -33,7 +33,7 @@ comment on column {{schema}}.plans.depth is 'How many levels of child runs a run
 comment on column {{schema}}.plans.size is 'How many nodes of it and of its child runs may have jobs at a time.';
 comment on column {{schema}}.plans.child_size is 'How many nodes the largest of its child runs begins with; 0 where it has none.';
 comment on column {{schema}}.plans.begins is 'How many nodes are made when a run of it is admitted, with those of its child runs; a map begins with one.';
-comment on column {{schema}}.plans.map is 'Of a map, whose one node is run for each item of a list: item (the parameter that takes it), most (items) and at_once (items that have jobs at a time); null for others.';
+comment on column {{schema}}.plans.map is 'Of a map, whose one node is run for each item of a list: item (the parameter that takes it), most (items) and at_once (items that have jobs at a time); of an emit, whose second node gives the items page by page, also pages: item (the parameter that takes the cursor) and ahead (open items beyond which no page is asked for); null for others.';
 comment on column {{schema}}.plans.loop is 'Of a loop, whose one node is run round after round: item (the parameter that takes the state), most (rounds), path and ends (the part of a result that is looked at, and its values that end the loop), within (seconds; absent for no limit) and exhausted (fail, or give the last state); null for others.';
 comment on column {{schema}}.plans.created_at is 'When it was first stored.';
 
@@ -197,8 +197,10 @@ begin
       union all
       select format('its map is not valid: %s', left(v_plan ->> 'map', 200))
        where jsonb_typeof(coalesce(v_plan -> 'map', 'null')) <> 'null'
-         and not coalesce(jsonb_array_length(v_plan -> 'nodes') = 1 and v_plan #> '{nodes,0,args}' ? (v_plan #>> '{map,item}')
-               and (v_plan #>> '{map,most}')::int between 1 and 100000 and (v_plan #>> '{map,at_once}')::int between 1 and 10000, false)
+         and not coalesce(jsonb_array_length(v_plan -> 'nodes') = 1 + (v_plan -> 'map' ? 'pages')::int and v_plan #> '{nodes,0,args}' ? (v_plan #>> '{map,item}')
+               and (v_plan #>> '{map,most}')::int between 1 and 100000 and (v_plan #>> '{map,at_once}')::int between 1 and 10000
+               and (not v_plan -> 'map' ? 'pages' or v_plan #> '{nodes,1,args}' ? (v_plan #>> '{map,pages,item}') and jsonb_typeof(coalesce(v_plan #> '{nodes,1,child}', 'null')) = 'null'
+                 and (v_plan #>> '{map,pages,ahead}')::int between 0 and 100000 and jsonb_array_length(v_plan -> 'edges') = 0), false)
       union all
       select format('its loop is not valid: %s', left(v_plan ->> 'loop', 200))
        where jsonb_typeof(coalesce(v_plan -> 'loop', 'null')) <> 'null'
@@ -247,7 +249,8 @@ begin
     from jsonb_array_elements(v_plan -> 'nodes') n(node) join {{schema}}.plans c on c.hash = n.node ->> 'child';
   if v_map is not null then
     v_begins := 1;
-    v_size := v_size * least((v_map ->> 'most')::int, (v_map ->> 'at_once')::int);
+    -- Of pages one has a job at a time.
+    v_size := (v_size - (v_map ? 'pages')::int) * least((v_map ->> 'most')::int, (v_map ->> 'at_once')::int) + (v_map ? 'pages')::int;
   end if;
   if v_depth > 8 or v_size > 100000 then
     raise exception using errcode = 'WF024', message = format('the plan cannot be stored: with its child runs it has %s levels and %s nodes at a time, the limits are 8 and 100000', v_depth, v_size),

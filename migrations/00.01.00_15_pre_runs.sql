@@ -37,7 +37,9 @@ create table {{schema}}.runs (
   at_once integer check (at_once >= 1),
   counted_from timestamptz,
   held interval,
-  constraint runs_map_whole check (num_nulls(items, wanted, written, active, at_once) in (0, 5) and num_nulls(counted_from, held) in (0, 2) and (counted_from is null or wanted = written and at_once = 1)),
+  pages integer check (pages >= 0),
+  constraint runs_map_whole check (num_nulls(items, wanted, written, active, at_once) in (0, 5) and num_nulls(counted_from, held) in (0, 2) and (counted_from is null or wanted = written and at_once = 1)
+    and (pages is null or counted_from is null and items is not null and written = items)),
   constraint runs_status check (status in ('running', 'paused', 'recovering', 'succeeded', 'failed', 'cancelled')),
   constraint runs_child_whole check ((parent_run is null) = (parent_node is null) and (parent_run is null) = (depth = 0)),
   constraint runs_finished_whole check ((finished_at is null) = (status in ('running', 'paused', 'recovering')))
@@ -76,13 +78,14 @@ comment on column {{schema}}.runs.parent_run is 'The run that it is a part of; n
 comment on column {{schema}}.runs.parent_node is 'The node of that run which it stands for, and so the job that waits for it.';
 comment on column {{schema}}.runs.depth is 'How many runs it is below: 0 for one that was started by itself.';
 comment on column {{schema}}.runs.effect_depth is 'How long the chain of effects was that led to it; 0 where none did.';
-comment on column {{schema}}.runs.items is 'Of a map: how many items it was given; of a loop: how many rounds it may have; null for other runs.';
+comment on column {{schema}}.runs.items is 'Of a map: how many items it was given, of an emit so far; of a loop: how many rounds it may have; null for other runs.';
 comment on column {{schema}}.runs.wanted is 'Of a map: how many of the items are to be run: all, but where it was stopped those that have nodes; of a loop: how many rounds have begun.';
 comment on column {{schema}}.runs.written is 'Of a map: how many of its items have nodes, the first ones; of a loop: how many rounds have.';
 comment on column {{schema}}.runs.active is 'Of a map, or a loop: how many of its nodes are ready, so have jobs.';
 comment on column {{schema}}.runs.at_once is 'Of a map: how many of its nodes have jobs at a time, at most; of a loop 1.';
 comment on column {{schema}}.runs.counted_from is 'Of a loop: from when on its time counts: its start, or when it was reopened; null for other runs.';
 comment on column {{schema}}.runs.held is 'Of a loop: how much of its time does not count, since rounds before the last were held for a signal; null for other runs.';
+comment on column {{schema}}.runs.pages is 'Of an emit: how many pages have been asked for; null for other runs.';
 
 create table {{schema}}.nodes (
   id uuid primary key,
@@ -112,14 +115,14 @@ comment on column {{schema}}.nodes.run_id is 'The run.';
 comment on column {{schema}}.nodes.ready_at is 'When it got its job.';
 comment on column {{schema}}.nodes.finished_at is 'When it ended, or was blocked, skipped or cancelled.';
 comment on column {{schema}}.nodes.claim_epoch is 'The epoch of its job at the end.';
-comment on column {{schema}}.nodes.ix is 'Its number in the plan; of a map, or a loop, whose plan has one node, the number of its item, or round.';
+comment on column {{schema}}.nodes.ix is 'Its number in the plan; of a map, or a loop, whose plan has one node, the number of its item, or round; of a page of an emit 1,000,000 and its number.';
 comment on column {{schema}}.nodes.unmet is 'How many of its edges wait for their source: a cache of what the edges say.';
 comment on column {{schema}}.nodes.blocked_by is 'The node whose failure blocks it, by number.';
 comment on column {{schema}}.nodes.due is 'Whether it waits for nothing but its job, which a transaction to come makes: see ready_at_once; of a map, for its turn, too.';
 comment on column {{schema}}.nodes.status is 'waiting, ready, blocked, skipped, succeeded, failed or cancelled.';
 comment on column {{schema}}.nodes.result is 'What its body returned.';
 comment on column {{schema}}.nodes.error is 'Why it failed or was cancelled.';
-comment on column {{schema}}.nodes.item is 'Of a map: the item that it is run for; its number is that of the item in the list. Of a loop: the state that the round was given.';
+comment on column {{schema}}.nodes.item is 'Of a map: the item that it is run for; its number is that of the item in the list. Of a loop: the state that the round was given. Of a page of an emit: the cursor that it was asked for with; once taken also which items it gave (first, n), and whether it is the last or what comes next.';
 
 create table {{schema}}.receipts (
   run_id uuid not null,
@@ -155,9 +158,16 @@ comment on function {{schema}}.receipt_seal(uuid, bigint, text, integer, integer
 
 create function {{schema}}.node_name(p_items integer, p_name text, p_ix integer) returns text
   language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
-  select case when p_items is null then p_name else p_name || '[' || p_ix || ']' end
+  select case when p_items is null then p_name else p_name || '[' || p_ix % 1000000 || ']' end
 $$;
-comment on function {{schema}}.node_name(integer, text, integer) is 'What a node is called: of a map, or a loop (p_items is not null), its name with the number of the item, or round.';
+comment on function {{schema}}.node_name(integer, text, integer) is 'What a node is called: of a map, or a loop (p_items is not null), its name with the number of the item, the page, or the round.';
+
+create function {{schema}}.place_in_plan(p_items integer, p_ix integer) returns integer
+  language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
+  select case when p_items is null then p_ix else p_ix / 1000000 end
+$$;
+comment on function {{schema}}.place_in_plan(integer, integer) is
+  'Which node of its plan a node of a run is: of a map, or a loop (p_items is not null), the first; of the pages of an emit, whose numbers begin at 1,000,000, the second.';
 
 -- What one statement has ended of a run.
 create index history_run on {{schema}}.history (run_id, finished_at) where run_id is not null;
@@ -400,8 +410,7 @@ declare
   v_size integer;
   v_each record;
   v_item text := (select coalesce(p.map, p.loop) ->> 'item' from {{schema}}.plans p where p.hash = p_run.plan_hash);
-  -- Every node of a map, or a loop, is the one of its plan.
-  v_of_plan integer := (v_item is null)::integer;
+  v_cursor text := (select p.map #>> '{pages,item}' from {{schema}}.plans p where p.hash = p_run.plan_hash);
   v_hint text;
 begin
   begin
@@ -410,10 +419,12 @@ begin
            array_agg(m.id order by m.ix) filter (where m.payload is not null and m.ready_at is not null), max(octet_length(m.payload::text))
       into ready, skipped, v_ids, v_payloads, v_before, v_size
       from (select n.ix, n.id, n.ready_at, case when v_item is null then {{schema}}.evaluate(p_run.id, jsonb_build_object('object', k.args))
-                     else p_run.input || jsonb_build_object(v_item, n.item) end as payload
+                     when v_cursor is null then p_run.input || jsonb_build_object(v_item, n.item)
+                     when n.ix < 1000000 then p_run.input -> 'each' || jsonb_build_object(v_item, n.item)
+                     else p_run.input -> 'source' || jsonb_build_object(v_cursor, n.item -> 'cursor') end as payload
               from unnest(p_nodes) x(ix)
               cross join lateral (select * from {{schema}}.nodes o where o.run_id = p_run.id and o.ix = x.ix limit 1) n
-              cross join lateral (select l.args from {{schema}}.plan_nodes l where l.plan_hash = p_run.plan_hash and l.ix = x.ix * v_of_plan limit 1) k offset 0) m;
+              cross join lateral (select l.args from {{schema}}.plan_nodes l where l.plan_hash = p_run.plan_hash and l.ix = {{schema}}.place_in_plan(p_run.items, x.ix) limit 1) k offset 0) m;
     failed := '{}';
     if v_size > v_most then
       raise exception using errcode = 'WF009', message = format('its payload has %s bytes, the limit is %s', v_size, v_most),
@@ -441,13 +452,13 @@ begin
              (select true from {{schema}}.policies p where p.id = k.job ->> 'policy_id' and p.spec -> 'effects' <> '[]'),
              k.job ->> 'cohort', p_run.id, p_run.run_epoch
         from unnest(ready, v_ids, v_payloads) m(ix, id, payload)
-        cross join lateral (select l.job, l.name, l.child from {{schema}}.plan_nodes l where l.plan_hash = p_run.plan_hash and l.ix = m.ix * v_of_plan limit 1) k
+        cross join lateral (select l.job, l.name, l.child from {{schema}}.plan_nodes l where l.plan_hash = p_run.plan_hash and l.ix = {{schema}}.place_in_plan(p_run.items, m.ix) limit 1) k
        where m.id <> all(v_again);
     if exists (select from {{schema}}.plans p where p.hash = p_run.plan_hash and p.depth > 0) then
       for v_each in
         select m.id, m.payload, k.child, m.id = any(v_again) as again
           from unnest(ready, v_ids, v_payloads) m(ix, id, payload)
-          cross join lateral (select l.child from {{schema}}.plan_nodes l where l.plan_hash = p_run.plan_hash and l.ix = m.ix * v_of_plan limit 1) k
+          cross join lateral (select l.child from {{schema}}.plan_nodes l where l.plan_hash = p_run.plan_hash and l.ix = {{schema}}.place_in_plan(p_run.items, m.ix) limit 1) k
          where k.child is not null order by m.ix
       loop
         update {{schema}}.jobs j set status = 'held', held_reason = 'run' where j.id = v_each.id and v_each.again;
@@ -480,7 +491,7 @@ begin
     return;
   end;
   v_queues := array(select distinct k.job ->> 'queue' from unnest(ready) x(ix)
-    cross join lateral (select l.job, l.child from {{schema}}.plan_nodes l where l.plan_hash = p_run.plan_hash and l.ix = x.ix * v_of_plan limit 1) k where k.child is null);
+    cross join lateral (select l.job, l.child from {{schema}}.plan_nodes l where l.plan_hash = p_run.plan_hash and l.ix = {{schema}}.place_in_plan(p_run.items, x.ix) limit 1) k where k.child is null);
   if v_queues <> '{}' then
     perform {{schema}}.wake(v_queues, cardinality(ready));
   end if;
@@ -496,11 +507,13 @@ declare
   v_map jsonb := (select p.map from {{schema}}.plans p where p.hash = p_plan);
   v_loop jsonb := (select p.loop from {{schema}}.plans p where p.hash = p_plan);
 begin
-  if v_map is not null then
+  if v_map is not null and not v_map ? 'pages' then
     perform {{schema}}.check_items(p_input -> (v_map ->> 'item'), v_map);
   end if;
   select * into v_child from {{schema}}.runs c where c.parent_node = p_node;
-  if not found and v_map is not null then
+  if not found and v_map ? 'pages' then
+    perform {{schema}}.admit_emit(p_run, p_node, p_plan, v_map, p_input);
+  elsif not found and v_map is not null then
     perform {{schema}}.admit_map(p_run, p_node, p_plan, v_map, p_input, p_go_on);
   elsif not found and v_loop is not null then
     perform {{schema}}.admit_loop(p_run, p_node, p_plan, v_loop, p_input);
@@ -579,6 +592,8 @@ declare
 begin
   if p_run.counted_from is not null then
     return {{schema}}.advance_loop(p_run.id, p_front, p_epochs, p_statuses, p_closed, p_failed);
+  elsif p_run.pages is not null then
+    return {{schema}}.advance_emit(p_run.id, p_front, p_epochs, p_statuses, p_closed, p_failed);
   elsif p_run.items is not null then
     return {{schema}}.advance_map(p_run.id, p_front, p_epochs, p_statuses, p_closed, p_failed);
   end if;

@@ -1,14 +1,24 @@
 -- How runs start, go on and end: admission, the ends of nodes, unhandled failures, cancelling, reopening, healing. Each is one
 -- transaction under the root lock, so that whoever dies in the middle leaves nothing half done.
 
+create function {{schema}}.emit_word(p_run {{schema}}.runs) returns text
+  language sql stable security definer set search_path = pg_catalog, pg_temp as $$
+  select case when p_run.pages = 0 then 'again' else (
+    select case when n.status <> 'succeeded' or not n.item ? 'first' then null when n.item ? 'refused' then 'refused' when n.item -> 'last' = 'true' then 'done' else 'again' end
+      from {{schema}}.nodes n where n.run_id = p_run.id and n.ix = 999999 + p_run.pages) end
+$$;
+comment on function {{schema}}.emit_word({{schema}}.runs) is
+  'What follows on the last page of an emit: nothing, since it is the last (done), another one (again), or nothing before the run is reopened, since it cannot be taken (refused). Null while it has not succeeded.';
+
 create function {{schema}}.has_unhandled(p_run {{schema}}.runs) returns boolean
   language sql stable security definer set search_path = pg_catalog, pg_temp
   set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
   set plan_cache_mode = force_generic_plan set jit = off as $$
   select exists (select from {{schema}}.nodes n where n.run_id = p_run.id and n.status in ('failed', 'cancelled', 'blocked')
     and (select e.policy from {{schema}}.plan_edges e where e.plan_hash = p_run.plan_hash and e.source = n.ix and e.policy <> 'fail' limit 1) is null)
+    or p_run.pages is not null and {{schema}}.emit_word(p_run) is not distinct from 'refused'
 $$;
-comment on function {{schema}}.has_unhandled({{schema}}.runs) is 'Whether a node has failed, was cancelled or is blocked, and no edge of it says what to do then.';
+comment on function {{schema}}.has_unhandled({{schema}}.runs) is 'Whether a node has failed, was cancelled or is blocked, and no edge of it says what to do then; or a page could not be taken.';
 
 create function {{schema}}.was_taken(p_run {{schema}}.runs, p_ix integer) returns boolean
   language sql stable security definer set search_path = pg_catalog, pg_temp
@@ -125,7 +135,7 @@ declare
         select i.id, i.finished_at, n.ix, i.ix from {{schema}}.runs c
           cross join lateral (select o.ix from {{schema}}.nodes o where o.id = c.parent_node limit 1) n
           cross join lateral (select l.compensate from {{schema}}.plan_nodes l where l.plan_hash = p_run.plan_hash and l.ix = n.ix limit 1) k
-          cross join lateral (select o.id, o.finished_at, o.ix from {{schema}}.nodes o where o.run_id = c.id and o.status = 'succeeded' offset 0) i
+          cross join lateral (select o.id, o.finished_at, o.ix from {{schema}}.nodes o where o.run_id = c.id and o.status = 'succeeded' and o.ix < 1000000 offset 0) i
          where c.parent_run = p_run.id and c.items is not null and p_run.items is null and k.compensate is not null) u
      order by u.finished_at desc, u.ix desc, u.item desc);
   v_node record;
@@ -193,9 +203,9 @@ declare
 begin
   select * into v_run from {{schema}}.runs r where r.id = p_run;
   select * into v_plan from {{schema}}.plans p where p.hash = v_run.plan_hash;
-  v_word := case when v_run.counted_from is not null then {{schema}}.loop_word(v_run) end;
+  v_word := case when v_run.counted_from is not null then {{schema}}.loop_word(v_run) when v_run.pages is not null then {{schema}}.emit_word(v_run) end;
   v_status := case
-    when v_run.cancel_requested_at is not null and (v_run.wanted < v_run.items and v_word is distinct from 'done' or exists (select from {{schema}}.nodes n where n.run_id = p_run and n.status = 'cancelled')) then 'cancelled'
+    when v_run.cancel_requested_at is not null and ((v_run.wanted < v_run.items or v_run.pages is not null) and v_word is distinct from 'done' or exists (select from {{schema}}.nodes n where n.run_id = p_run and n.status = 'cancelled')) then 'cancelled'
     when {{schema}}.has_unhandled(v_run) then 'failed' else 'succeeded' end;
   if v_status = 'succeeded' and v_run.counted_from is not null then
     v_result := (select n.result from {{schema}}.nodes n where n.run_id = p_run and n.ix = v_run.written - 1);
@@ -219,12 +229,14 @@ begin
   end if;
   if v_status = 'cancelled' and v_error is null then
     v_error := jsonb_build_object('type', 'Cancelled', 'message', left('cancelled on request' || coalesce(': ' || v_run.cancel_reason, ''), 2000), 'reason', v_run.cancel_reason);
+  elsif v_status = 'failed' and v_error is null and v_run.pages is not null and v_word = 'refused' then
+    v_error := (select n.item -> 'refused' from {{schema}}.nodes n where n.run_id = p_run and n.ix = 999999 + v_run.pages);
   elsif v_status = 'failed' and v_error is null then
     -- The first failure that nothing handles, be it that of a node or of what blocks one.
     with unhandled as materialized (
       select distinct coalesce(u.blocked_by, u.ix) as ix from {{schema}}.nodes u where u.run_id = p_run and u.status in ('failed', 'cancelled', 'blocked')
          and (select e.policy from {{schema}}.plan_edges e where e.plan_hash = v_run.plan_hash and e.source = u.ix and e.policy <> 'fail' limit 1) is null)
-    select (select {{schema}}.node_name(v_run.items, k.name, n.ix) from {{schema}}.plan_nodes k where k.plan_hash = v_run.plan_hash and k.ix = n.ix * (v_run.items is null)::int) as name,
+    select (select {{schema}}.node_name(v_run.items, k.name, n.ix) from {{schema}}.plan_nodes k where k.plan_hash = v_run.plan_hash and k.ix = {{schema}}.place_in_plan(v_run.items, n.ix)) as name,
            n.status, n.error into v_node
       from unhandled x cross join lateral (select * from {{schema}}.nodes o where o.run_id = p_run and o.ix = x.ix limit 1) n
      order by n.status = 'cancelled', n.finished_at, n.ix limit 1;
@@ -551,7 +563,8 @@ begin
       run_epoch = r.run_epoch + 1, generation = r.generation + 1 where r.id = run_id returning * into v_run;
   perform {{schema}}.receipt(run_id, 'reopened');
   if v_run.items is not null then
-    v_reopened := case when v_run.counted_from is null then {{schema}}.reopen_map(v_run, p_input) else {{schema}}.reopen_loop(v_run, p_input) end;
+    v_reopened := case when v_run.counted_from is not null then {{schema}}.reopen_loop(v_run, p_input) when v_run.pages is not null then {{schema}}.reopen_emit(v_run)
+      else {{schema}}.reopen_map(v_run, p_input) end;
     perform {{schema}}.note('retry_run', run_id::text, actor, reason, jsonb_build_object('reopened', v_reopened, 'generation', v_run.generation));
     return 'reopened';
   end if;

@@ -12,7 +12,7 @@ create view {{schema}}.run_tree as
          n.result, n.error, c.id as child_run, c.status as child_status
     from {{schema}}.nodes n
     join {{schema}}.runs r on r.id = n.run_id
-    join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+    join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = {{schema}}.place_in_plan(r.items, n.ix)
     left join {{schema}}.plan_nodes b on b.plan_hash = r.plan_hash and b.ix = n.blocked_by
     left join {{schema}}.jobs j on j.id = n.id and n.status = 'ready'
     left join {{schema}}.runs c on c.parent_node = n.id;
@@ -99,7 +99,7 @@ begin
   end loop;
   for v_node in
     select n.id, k.child, j.payload
-      from {{schema}}.nodes n join {{schema}}.plan_nodes k on k.plan_hash = v_run.plan_hash and k.ix = n.ix * (v_run.items is null)::int and k.child is not null
+      from {{schema}}.nodes n join {{schema}}.plan_nodes k on k.plan_hash = v_run.plan_hash and k.ix = {{schema}}.place_in_plan(v_run.items, n.ix) and k.child is not null
       join {{schema}}.jobs j on j.id = n.id and j.status = 'held' and j.held_reason = 'run'
      where n.run_id = p_run and n.status = 'ready' and not exists (select from {{schema}}.runs c where c.parent_node = n.id and c.finished_at is null)
      order by n.ix
@@ -161,7 +161,7 @@ begin
     exit when not found;
     select * into v_run from {{schema}}.runs r where r.id = v_next for update skip locked;
     -- What is due of a map waits for its turn.
-    continue when not found or v_run.active >= v_run.at_once or not exists (select from {{schema}}.nodes n where n.run_id = v_next and n.due);
+    continue when not found or {{schema}}.room_for_items(v_run) <= 0 or not exists (select from {{schema}}.nodes n where n.run_id = v_next and n.due);
     begin
       perform {{schema}}.settle_run(v_next, {{schema}}.advance(v_run, '{}', null, null, 0, false));
       answer := 'carried on';
@@ -238,11 +238,12 @@ begin
       select * from {{schema}}.runs r where r.finished_at is null or scope = 'all' or scope = 'since' and r.finished_at >= since),
     n as materialized (
       select r.id as run_id, r.status as run_status, r.finished_at as run_finished_at, r.open_nodes, r.sequence, r.receipts, r.plan_hash, r.generation,
-             r.items, r.wanted, r.written, r.active, r.counted_from, count(n.id) filter (where n.status = 'ready') as ready, count(n.id) filter (where n.ix >= r.written or n.item is null) as strange,
+             r.items, r.wanted, r.written, r.active, r.counted_from, r.pages, count(n.id) filter (where n.status = 'ready') as ready,
+             count(n.id) filter (where n.ix >= r.written and (r.pages is null or n.ix < 1000000 or n.ix >= 1000000 + r.pages) or n.item is null) as strange,
              count(n.id) filter (where n.due) as due,
              count(n.id) as nodes, count(n.id) filter (where n.status in ('waiting', 'ready')) + coalesce(r.wanted - r.written, 0) as open
         from r left join {{schema}}.nodes n on n.run_id = r.id
-       group by r.id, r.status, r.finished_at, r.open_nodes, r.sequence, r.receipts, r.plan_hash, r.generation, r.items, r.wanted, r.written, r.active, r.counted_from),
+       group by r.id, r.status, r.finished_at, r.open_nodes, r.sequence, r.receipts, r.plan_hash, r.generation, r.items, r.wanted, r.written, r.active, r.counted_from, r.pages),
     c as materialized (
       select n.run_id, count(c.sequence) as have, min(c.sequence) as low, max(c.sequence) as high, min(c.at) filter (where c.sequence = 1) as first_at,
              bool_or(c.sequence = 1 and c.kind <> 'admitted') as wrong_first
@@ -257,8 +258,10 @@ begin
           case when p.map is null then 'that of no map' else 'that of a map' end)),
         (9, 'loop_differs', (n.counted_from is null) <> (p.loop is null), format('%s, and its plan is %s', case when n.counted_from is null then 'it counts no time' else 'it counts its time' end,
           case when p.loop is null then 'that of no loop' else 'that of a loop' end)),
-        (9, 'map_nodes_differ', n.items is not null and (n.nodes <> n.written or n.strange > 0),
-          format('%s nodes, %s of them without an item of their own, and it counts %s', n.nodes, n.strange, n.written)),
+        (9, 'map_nodes_differ', n.items is not null and (n.nodes <> n.written + coalesce(n.pages, 0) or n.strange > 0),
+          format('%s nodes, %s of them without an item of their own, and it counts %s', n.nodes, n.strange, n.written + coalesce(n.pages, 0))),
+        (9, 'emit_differs', (n.pages is null) = coalesce(p.map ? 'pages', false), format('%s, and its plan is %s', case when n.pages is null then 'it counts no pages' else 'it counts its pages' end,
+          case when p.map ? 'pages' then 'that of an emit' else 'that of no emit' end)),
         (9, 'map_active_differs', n.items is not null and n.active <> n.ready, format('%s active nodes by the run, %s by its nodes', n.active, n.ready)),
         (9, 'map_stands_still', n.items is not null and n.run_status = 'running' and n.wanted > n.written and n.due = 0, 'items have no node, and none is due that leads to them'),
         (9, 'run_open_nodes_differ', n.open_nodes <> n.open, format('%s open nodes by the run, %s by its nodes', n.open_nodes, n.open)),
@@ -325,6 +328,30 @@ begin
       from {{schema}}.runs r join {{schema}}.plans p on p.hash = r.plan_hash join {{schema}}.nodes n on n.run_id = r.id and n.ix = r.written - 1
      where r.counted_from is not null and r.status = 'succeeded' and (scope = 'all' or scope = 'since' and r.finished_at >= since)
        and (n.result is distinct from r.result or p.loop ->> 'exhausted' = 'fail' and not {{schema}}.loop_done(p.loop, n.result));
+  -- Each page was asked for with the cursor that the one before it gave, and what they gave are the items, in that order.
+  return query
+    select 9, 'emit_page_out_of_turn', r.id, format('page %s %s', n.ix - 1000000, case
+        when n.item -> 'cursor' is distinct from coalesce(b.item -> 'next', 'null') then 'was asked for with another cursor than the page before it gave'
+        when b.ix is not null and (b.status <> 'succeeded' or b.item -> 'last' is distinct from 'false') then 'was asked for though the page before it was not followed by one'
+        when n.item ? 'first' <> (n.status = 'succeeded') then format('is %s, and its items are %s', n.status, case when n.item ? 'first' then 'taken' else 'not taken' end)
+        else format('gave %s items from %s on, and there are %s before it, %s in all', n.item ->> 'n', n.item ->> 'first', coalesce(b.upto, 0), r.items) end)
+      from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id and n.ix >= 1000000
+      left join lateral (select o.ix, o.status, o.item, (o.item ->> 'first')::int + (o.item ->> 'n')::int as upto from {{schema}}.nodes o
+         where o.run_id = r.id and o.ix = n.ix - 1 and o.ix >= 1000000 limit 1) b on true
+     where r.pages is not null and (r.finished_at is null or scope = 'all' or scope = 'since' and r.finished_at >= since)
+       and (n.item -> 'cursor' is distinct from coalesce(b.item -> 'next', 'null') or b.ix is not null and (b.status <> 'succeeded' or b.item -> 'last' is distinct from 'false')
+         or n.item ? 'first' <> (n.status = 'succeeded')
+         or coalesce((n.item ->> 'first')::int <> coalesce(b.upto, 0) or n.ix = 999999 + r.pages and (n.item ->> 'first')::int + (n.item ->> 'n')::int <> r.items, false));
+  return query
+    select 9, 'emit_incomplete', r.id, 'it has succeeded, and its last page was not the end'
+      from {{schema}}.runs r where r.pages is not null and r.status = 'succeeded' and (scope = 'all' or scope = 'since' and r.finished_at >= since)
+       and {{schema}}.emit_word(r) is distinct from 'done';
+  return query
+    select 9, 'emit_stands_still', r.id, format('%s items are open, and no page is asked for', r.open_nodes)
+      from {{schema}}.runs r join {{schema}}.plans p on p.hash = r.plan_hash
+     where r.pages is not null and r.status = 'running' and r.cancel_requested_at is null and r.stopping_at is null and {{schema}}.emit_word(r) = 'again'
+       and r.open_nodes <= (p.map #>> '{pages,ahead}')::int
+       and not (p.on_failure = 'cancel' and {{schema}}.has_unhandled(r));
   -- A parent is forgotten first, and only once the history of both is.
   return query
     select 9, 'child_of_no_node', c.id, format('node %s of run %s is nowhere', c.parent_node, c.parent_run)
@@ -335,7 +362,7 @@ begin
     select 9, 'child_differs', c.id, case when k.child is distinct from c.plan_hash then format('its plan is %s, that of node %s is %s', c.plan_hash, k.name, coalesce(k.child, 'none'))
         else format('it is %s, and node %s has succeeded', c.status, k.name) end
       from {{schema}}.runs c join {{schema}}.nodes n on n.id = c.parent_node join {{schema}}.runs r on r.id = n.run_id
-      join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+      join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = {{schema}}.place_in_plan(r.items, n.ix)
      where c.parent_run is not null and (c.finished_at is null or scope = 'all' or scope = 'since' and c.finished_at >= since)
        and (k.child is distinct from c.plan_hash or n.status = 'succeeded' and c.status <> 'succeeded' and c.finished_at is not null);
   -- What started had everything that it waits for.
@@ -362,7 +389,7 @@ begin
       from {{schema}}.runs r join {{schema}}.nodes m on m.run_id = r.id
       join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = m.ix and k.compensate is not null
       left join {{schema}}.runs c on c.parent_node = m.id and c.items is not null
-      cross join lateral (select m.id, m.ix, m.status where c.id is null union all select i.id, i.ix, i.status from {{schema}}.nodes i where i.run_id = c.id) n
+      cross join lateral (select m.id, m.ix, m.status where c.id is null union all select i.id, i.ix, i.status from {{schema}}.nodes i where i.run_id = c.id and i.ix < 1000000) n
      where r.status in ('failed', 'cancelled') and r.items is null and n.status = 'succeeded' and (scope = 'all' or scope = 'since' and r.finished_at >= since)
        and not exists (select from {{schema}}.effect_intents i where i.owner_job_id = n.id and i.name like 'compensate:' || r.generation || ':%');
 end $$;

@@ -152,6 +152,6 @@ create view {{schema}}.run_signals as
     left join {{schema}}.runs r on r.id = g.run_id
     left join {{schema}}.nodes n on n.id = g.job_id
     left join {{schema}}.runs t on t.id = n.run_id
-    left join {{schema}}.plan_nodes k on k.plan_hash = t.plan_hash and k.ix = n.ix * (t.items is null)::int
+    left join {{schema}}.plan_nodes k on k.plan_hash = t.plan_hash and k.ix = {{schema}}.place_in_plan(t.items, n.ix)
    where g.run_id is not null;
 comment on view {{schema}}.run_signals is 'Signals that were sent to runs, and what became of each: kept for the run, given to a node that is to take it, taken by it, or refused.';

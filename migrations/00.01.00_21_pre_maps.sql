@@ -192,16 +192,21 @@ create function {{schema}}.map_outcomes(p_map {{schema}}.runs) returns table (ix
   language sql stable security definer set search_path = pg_catalog, pg_temp
   set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
   set plan_cache_mode = force_generic_plan set jit = off as $$
-  select o.ix, o.status, jsonb_build_object('node', o.name || '[' || o.ix || ']', 'status', o.status, 'value', coalesce(o.result, 'null'), 'error', case
+  select o.ix, o.status, jsonb_build_object('node', {{schema}}.node_name(0, o.name, o.ix), 'status', o.status, 'value', coalesce(o.result, 'null'), 'error', case
       when o.status = 'succeeded' then 'null' when o.nth <= 100 then o.error
       else jsonb_build_object('type', o.error -> 'type', 'message', left(o.error ->> 'message', 100)) end)
     from (select i.ix, i.status, i.result, i.error, k.name, count(*) filter (where i.status <> 'succeeded') over (order by i.ix) as nth
-            from (select n.ix, n.status, n.result, coalesce(n.error, 'null') as error from {{schema}}.nodes n where n.run_id = p_map.id
+            from (select n.ix, n.status, n.result, coalesce(n.error, 'null') as error from {{schema}}.nodes n where n.run_id = p_map.id and n.ix < 1000000
+                  union all
+                  select n.ix, case n.status when 'succeeded' then 'failed' else n.status end, null, coalesce(n.error, n.item -> 'refused') from {{schema}}.nodes n
+                   where p_map.pages > 0 and n.run_id = p_map.id and n.ix = 999999 + p_map.pages and (n.status <> 'succeeded' or n.item ? 'refused')
+                  union all
+                  select 1000000 + p_map.pages, 'cancelled', null, jsonb_build_object('type', 'Cancelled', 'message', 'it was not asked for') where p_map.pages is not null and {{schema}}.emit_word(p_map) = 'again'
                   union all
                   select g.ix, 'cancelled', null, jsonb_build_object('type', 'Cancelled', 'message', 'it had not begun') from generate_series(p_map.written, p_map.items - 1) g(ix)) i
-            cross join (select l.name from {{schema}}.plan_nodes l where l.plan_hash = p_map.plan_hash and l.ix = 0) k) o
+            join {{schema}}.plan_nodes k on k.plan_hash = p_map.plan_hash and k.ix = i.ix / 1000000) o
 $$;
-comment on function {{schema}}.map_outcomes({{schema}}.runs) is 'What became of each item of a map, as the successors see it that collect.';
+comment on function {{schema}}.map_outcomes({{schema}}.runs) is 'What became of each item of a map, as the successors see it that collect; of an emit that had no last page also of the page that kept it from going on.';
 
 create function {{schema}}.map_value(p_run uuid, p_expr jsonb, p_path text[]) returns jsonb
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp
@@ -224,7 +229,7 @@ begin
     elsif p_path[1] ~ '^[0-9]{1,6}$' then
       return coalesce((select n.result #> p_path[2:] from {{schema}}.nodes n where n.run_id = v_map.id and n.ix = p_path[1]::int), 'null');
     end if;
-    select sum(octet_length(n.result::text)) into v_size from {{schema}}.nodes n where n.run_id = v_map.id;
+    select sum(octet_length(n.result::text)) into v_size from {{schema}}.nodes n where n.run_id = v_map.id and n.ix < 1000000;
   elsif v_map.id is null then
     -- It has not begun: what became of it is all that there is to tell.
     v_value := jsonb_build_array({{schema}}.evaluate(p_run, jsonb_build_object('outcome', v_ix)));
@@ -232,8 +237,8 @@ begin
   elsif v_kind = 'outcomes' then
     select sum(octet_length(o.outcome::text)) into v_size from {{schema}}.map_outcomes(v_map) o;
   else
-    select jsonb_build_object('total', count(*), 'succeeded', count(*) filter (where o.status = 'succeeded'), 'failed', count(*) filter (where o.status = 'failed'),
-        'cancelled', count(*) filter (where o.status = 'cancelled'), 'failures', coalesce((jsonb_agg(o.outcome order by o.ix) filter (where o.nth <= 100 and o.status <> 'succeeded')), '[]'))
+    select jsonb_build_object('total', count(*) filter (where o.ix < 1000000), 'succeeded', count(*) filter (where o.status = 'succeeded' and o.ix < 1000000),
+        'failed', count(*) filter (where o.status = 'failed' and o.ix < 1000000), 'cancelled', count(*) filter (where o.status = 'cancelled' and o.ix < 1000000), 'failures', coalesce((jsonb_agg(o.outcome order by o.ix) filter (where o.nth <= 100 and o.status <> 'succeeded')), '[]'))
       into v_value
       from (select m.ix, m.status, m.outcome, count(*) filter (where m.status <> 'succeeded') over (order by m.ix) as nth from {{schema}}.map_outcomes(v_map) m) o;
     return coalesce(v_value #> p_path, 'null');
@@ -242,7 +247,7 @@ begin
     raise exception using errcode = 'WF033', message = format('the %s of the %s items of a map have %s bytes together, the limit is %s', v_kind, v_map.items, v_size, v_most),
       hint = 'Let each child store what it makes and return a reference to it, take tally() of them, or name the map in after= only.';
   elsif v_kind = 'results' then
-    select coalesce(jsonb_agg(n.result order by n.ix), '[]') into v_value from {{schema}}.nodes n where n.run_id = v_map.id;
+    select coalesce(jsonb_agg(n.result order by n.ix), '[]') into v_value from {{schema}}.nodes n where n.run_id = v_map.id and n.ix < 1000000;
   else
     select coalesce(jsonb_agg(o.outcome order by o.ix), '[]') into v_value from {{schema}}.map_outcomes(v_map) o;
   end if;
@@ -255,13 +260,13 @@ create view {{schema}}.map_progress as
   select n.run_id, n.ix, k.name, c.id as map_run, c.status, c.created_at, c.finished_at, c.items, c.at_once, c.items - c.written as unwritten,
          count(i.id) filter (where i.status = 'waiting')::int as waiting, count(i.id) filter (where i.status = 'ready')::int as active,
          count(i.id) filter (where i.status = 'succeeded')::int as succeeded, count(i.id) filter (where i.status = 'failed')::int as failed,
-         count(i.id) filter (where i.status = 'cancelled')::int as cancelled
+         count(i.id) filter (where i.status = 'cancelled')::int as cancelled, c.pages, case when c.pages is not null then coalesce({{schema}}.emit_word(c), 'asked') end as source
     from {{schema}}.runs c
     join {{schema}}.nodes n on n.id = c.parent_node
     join {{schema}}.runs r on r.id = n.run_id
-    join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
-    left join {{schema}}.nodes i on i.run_id = c.id
+    join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = {{schema}}.place_in_plan(r.items, n.ix)
+    left join {{schema}}.nodes i on i.run_id = c.id and i.ix < 1000000
    where c.items is not null and c.counted_from is null
    group by n.run_id, n.ix, k.name, c.id;
 comment on view {{schema}}.map_progress is
-  'How far each map is: how many items it has, how many wait for their turn (unwritten: without a node yet), have jobs (active), and have ended how.';
+  'How far each map is: how many items it has, how many wait for their turn (unwritten: without a node yet), have jobs (active), and have ended how. Of an emit also how many pages were asked for, and how its source stands: one is asked for (asked), the next one is to be once few enough items are open (again), that was the last (done), or it cannot be taken (refused).';

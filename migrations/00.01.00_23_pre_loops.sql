@@ -198,7 +198,7 @@ create view {{schema}}.loop_progress as
     join {{schema}}.plans p on p.hash = c.plan_hash
     join {{schema}}.nodes n on n.id = c.parent_node
     join {{schema}}.runs r on r.id = n.run_id
-    join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+    join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = {{schema}}.place_in_plan(r.items, n.ix)
     left join {{schema}}.nodes l on l.run_id = c.id and l.ix = c.written - 1
     cross join lateral (select c.held + {{schema}}.held_in_round(c.id, c.written - 1, c.counted_from) as held) h
    where c.counted_from is not null;

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from taskq.durations import Duration
     from taskq.effects import TerminalEffect
     from taskq.workflow.definition import BoundNode
+    from taskq.workflow.emits import Page, Pages
     from taskq.workflow.symbols import HasStep, Mapped
 
 __all__ = ["AsyncTask", "BoundTask", "ReconciledDecorator", "SyncTask", "Task", "TaskDecorator"]
@@ -49,6 +50,7 @@ R = TypeVar("R")
 Q = ParamSpec("Q")
 A = TypeVar("A")
 B = TypeVar("B")
+C = TypeVar("C")
 K = TypeVar("K")
 S = TypeVar("S")
 R_result = TypeVar("R_result")
@@ -220,6 +222,49 @@ class Task(_Enqueues[P, R]):
         task = cast("Task[..., B]", self)
         return cast("Mapped[B]", current(f"{task.name}.map()").add(task, (items, *args), kwargs, over=Over()))
 
+    def emit(self: HasStep[A, Q, B], pages: Pages[A], /, *args: Q.args, **kwargs: Q.kwargs) -> Mapped[B]:
+        """In a workflow function: a job of this task for each item that a source gives page by page.
+
+        What it gives stands for the list of their results, in the order of the items, as that of ``map`` does. The
+        items of a page, and the cursor of the next one, are on record in the transaction that ends the page: so none is
+        lost or doubled, whoever is killed. No page is asked for while more than ``ahead`` items are open. A child that
+        fails stops the source with the rest, unless ``collect`` or ``tally`` takes what became of each.
+
+        Args:
+            pages: What gives the items: ``source.pages(...)``. Each goes to the task's first parameter.
+            *args: What all of the children take besides: values, and results of steps.
+            **kwargs: The same by name.
+
+        Raises:
+            WiringError: No workflow is being wired.
+        """
+        from taskq.workflow.maps import Over
+        from taskq.workflow.wiring import current
+
+        task = cast("Task[..., B]", self)
+        over = Over(emits=True)
+        return cast("Mapped[B]", current(f"{task.name}.emit()").add(task, (pages, *args), kwargs, over=over))
+
+    def pages(self: HasStep[C | None, Q, Page[A, C]], *args: Q.args, **kwargs: Q.kwargs) -> Pages[A]:
+        """In a workflow function: this task as a source, whose pages ``emit`` goes over.
+
+        The task's first parameter is the cursor: None at first, then what it gave with the page before. Each page is a
+        job of it, with the options of the task. ``task.node("name", priority=...).pages(...)`` gives others.
+
+        Args:
+            *args: What it takes after the cursor, the same for every page: values, and results of steps.
+            **kwargs: The same by name.
+
+        Raises:
+            WiringError: No workflow is being wired.
+        """
+        from taskq.workflow.emits import Pages
+        from taskq.workflow.wiring import current
+
+        task = cast("Task[..., Any]", self)
+        current(f"{task.name}.pages()")
+        return Pages(task, args, kwargs)
+
     def loop(
         self: HasStep[S, ..., S],
         start: S,
@@ -266,24 +311,27 @@ class Task(_Enqueues[P, R]):
         compensate: TerminalEffect | None = None,
         at_once: int | None = None,
         at_most: int | None = None,
+        ahead: int | None = None,
         **options: Unpack[Using],
     ) -> BoundNode[P, R]:
-        """This task with options for the node that ``step``, ``map`` or ``loop`` makes of it.
+        """This task with options for the node that ``step``, ``map``, ``emit`` or ``loop`` makes of it.
 
         Args:
             name: What the node is called; the task's name by default, with a number from the second on.
             after: Results of steps that it waits for without taking them.
             compensate: What undoes it: runs, the last node's first, when the run fails or is cancelled after it has
-                succeeded. Of a map each child that has succeeded is undone, of a loop each round.
-            at_once: Of a map: how many children have jobs at a time; 1,000 by default.
-            at_most: Of a map: how many items its list may have, else the node fails; 100,000 by default, with
+                succeeded. Of a map, or an emit, each child that has succeeded is undone, of a loop each round.
+            at_once: Of a map, or an emit: how many children have jobs at a time; 1,000 by default.
+            at_most: Of a map, or an emit: how many items there may be, else the node fails; 100,000 by default, with
                 ``compensate`` 10,000.
+            ahead: Of an emit: how many items may be open, which have not ended, when the next page is asked for; as
+                many as ``at_once`` by default.
             **options: Of its job, as ``using`` takes them, but for those of one enqueue: keys, instants, connection.
         """
         from taskq.workflow.definition import BoundNode
         from taskq.workflow.maps import Over
 
-        return BoundNode(self, name, after, compensate, options, Over(at_once, at_most))
+        return BoundNode(self, name, after, compensate, options, Over(at_once, at_most, ahead))
 
     def handle(self, job_id: UUID | str) -> Job[R]:
         """The handle of a job of this task that was enqueued before, elsewhere perhaps. Asks the database nothing.

@@ -32,7 +32,7 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LONG = 40.0
 """Seconds after which a command that should end counts as hung."""
 SHOWN_ONLY = {"", "text"}
-NOT_RUN = {"demo", "demo-orders", "demo-payments", "doctor"}
+NOT_RUN = {"demo", "demo-orders", "demo-payments", "demo-pipeline", "doctor"}
 """Commands that start a server of their own, or that the tests' own server, which trades safety for speed, fails."""
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

@@ -51,6 +51,10 @@ EXEMPT: dict[tuple[str, str, str], tuple[str, str]] = {
         "the nodes of one map, at most 100000: a run is reopened as a whole, under one epoch; in one statement, which "
         "makes no jobs",
     ),
+    ("reopen_emit", "update", "nodes"): (
+        "n.run_id = p_run.id AND n.status IN ('failed', 'cancelled')",
+        "the nodes of one emit, at most 100000 items and a page: as for a map",
+    ),
     ("prune_runs", "delete", "receipts"): (
         "c.run_id = ANY(v_runs)",
         "v_runs is picked with a LIMIT, and a run has at most 10000 receipts: they go with their run, or verify "

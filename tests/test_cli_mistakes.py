@@ -55,6 +55,7 @@ ELSEWHERE = {
     "demo",
     "demo-orders",
     "demo-payments",
+    "demo-pipeline",
     "migrate new",
     "migrate sql",
     "workflows list",

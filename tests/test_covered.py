@@ -41,6 +41,7 @@ def report(total: float, **percent: float) -> dict[str, Any]:
         "workflow/arms",
         "workflow/fit",
         "workflow/hidden",
+        "workflow/emits",
         "workflow/loops",
         "workflow/maps",
         "workflow/nested",

@@ -42,6 +42,7 @@ DECIDING: Final = (
     "taskq/workflow/arms.py",
     "taskq/workflow/fit.py",
     "taskq/workflow/hidden.py",
+    "taskq/workflow/emits.py",
     "taskq/workflow/loops.py",
     "taskq/workflow/maps.py",
     "taskq/workflow/nested.py",

@@ -27,6 +27,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("taskq.cli.demo", "See a worker killed half-way, and nothing lost."),
     "demo-payments": ("taskq.cli.demo_payments", "See charges survive kills: none doubled, none lost."),
     "demo-orders": ("taskq.cli.demo_orders", "See a workflow survive kills: what fails is undone, once."),
+    "demo-pipeline": (
+        "taskq.cli.demo_pipeline",
+        "See pages of files survive kills: none doubled, none lost.",
+    ),
     "enqueue": ("taskq.cli.enqueue", "Enqueue one job and print its id."),
     "jobs": ("taskq.cli.jobs", "Look at jobs and steer them."),
     "effects": ("taskq.cli.effects", "Look at terminal effects, settle and retry them."),

@@ -84,7 +84,7 @@ def show_(
         str | None,
         typer.Option(
             "--children",
-            help="Instead the children of this node, a map or a loop: each item, or round, and what became of it.",
+            help="Instead the children of this node, a map, emit or loop, and what became of each.",
             metavar="NODE",
             show_default=False,
         ),
@@ -99,7 +99,7 @@ def show_(
 ) -> int:
     """Show one run: its row, nodes, signals, effects and whether each is settled, what operators did, result, error.
 
-    A map, or a loop, is one line, with how far it is; --children shows its children, or rounds, --limit at a time.
+    A map, emit or loop is one line, with how far it is; --children shows its children, or rounds, --limit at a time.
     """
     from taskq.cli.database import job_id, open_database
     from taskq.cli.output import ExitCode, note, print_json, print_table
@@ -163,7 +163,7 @@ def show_(
 
 
 def _children(database: Database, run: str, node: str, start: int, limit: int, *, as_json: bool) -> int:
-    """Show the children of a map, or the rounds of a loop."""
+    """Show the children of a map, the children and pages of an emit, or the rounds of a loop."""
     from taskq.cli.output import ExitCode, note, print_json
 
     if not database.rows("run", run):
@@ -470,7 +470,11 @@ def _child(node: dict[str, Any]) -> str | None:
     if (counts := node["map"]) is not None:
         words = ("succeeded", "failed", "cancelled", "active", "waiting")
         said = [f"{counts[word]:,} {word}" for word in words if counts[word]]
-        return f"map of {counts['items']:,}: {', '.join(said) or 'nothing to do'}; run {node['child_run']}"
+        of = f"map of {counts['items']:,}"
+        if counts["pages"] is not None:
+            how = {"asked": ", the last is asked for", "again": ", and there are more", "refused": ", the last refused"}
+            of = f"emit of {counts['items']:,} in {counts['pages']:,} pages{how.get(counts['source'], '')}"
+        return f"{of}: {', '.join(said) or 'nothing to do'}; run {node['child_run']}"
     if (rounds := node["loop"]) is not None:
         time = "" if rounds["within"] is None else f", {rounds['counted']:,.0f} of {rounds['within']:,g} s"
         return f"loop in round {rounds['rounds']:,} of at most {rounds['most_rounds']:,}{time}; run {node['child_run']}"

@@ -128,13 +128,18 @@ class Stage:
         """The one number of a query."""
         return int(self.rows(query, *arguments)[0]["n"])
 
-    def run_until(self, remaining: int, progress: Callable[[int], None]) -> None:
+    def run_until(self, remaining: int, progress: Callable[[int], None], look: Callable[[], int] | None = None) -> None:
         """Wait until at most so many jobs are left.
+
+        Args:
+            remaining: How many.
+            progress: Is told how many are left, each time that this changes.
+            look: Says how many are left, where that is not what the queue has.
 
         Raises:
             TaskQError: A worker ended by itself, or nothing moved for a minute.
         """
-        self._watch(lambda: self.number("remaining", self.queue), remaining, progress)
+        self._watch(look or (lambda: self.number("remaining", self.queue)), remaining, progress)
 
     def run_until_ended(self, runs: list[str]) -> None:
         """Wait until these runs have ended.
@@ -158,10 +163,14 @@ class Stage:
                 raise TaskQError(f"no job has finished for {STALLED_AFTER:g} s, {left} are left; see {self._folder}")
         progress(left)
 
-    def kill(self, worker: WorkerProcess) -> int:
+    def kill(self, worker: WorkerProcess, task: str | None = None) -> int:
         """Kill a worker with SIGKILL while it holds running jobs; give how many, by the database.
 
         It is stopped first, so that what the database says still holds when the kill follows.
+
+        Args:
+            worker: The worker.
+            task: Only while one of the jobs is of this task.
 
         Raises:
             TaskQError: It never held a running job.
@@ -172,7 +181,7 @@ class Stage:
             worker.process.send_signal(signal.SIGSTOP)
             time.sleep(LOOK_EVERY)  # what it had sent before it stopped is still being answered
             held = self.number("held_by", worker.worker_id)
-            if held:
+            if held and self._runs(worker, task):
                 worker.process.kill()
                 worker.process.wait()
                 self.workers.remove(worker)
@@ -224,8 +233,8 @@ class Stage:
                 raise TaskQError(f"what the frozen worker {worker.name} held was not settled; see {self._folder}")
             time.sleep(LOOK_EVERY)
 
-    def busy(self) -> list[WorkerProcess]:
-        """Those that run jobs, at least one.
+    def busy(self, task: str | None = None) -> list[WorkerProcess]:
+        """Those that run jobs, of this task if one is named: at least one.
 
         Raises:
             TaskQError: None does, for a minute.
@@ -235,11 +244,16 @@ class Stage:
             for worker in list(self.workers):
                 self._look_after(worker)
             live = [worker for worker in self.workers if self._is_live(worker)]
-            if found := [worker for worker in live if self.number("held_by", worker.worker_id)]:
+            if found := [worker for worker in live if self._runs(worker, task)]:
                 return found
             if time.monotonic() > deadline:
                 raise TaskQError(f"no worker ran a job for {STALLED_AFTER:g} s; see {self._folder}")
             time.sleep(LOOK_EVERY)
+
+    def _runs(self, worker: WorkerProcess, task: str | None) -> int:
+        if task is None:
+            return self.number("held_by", worker.worker_id)
+        return self.number("held_of", worker.worker_id, task)
 
     def until_all_live(self) -> None:
         """Wait until all workers claim, under new ids where they were lost.

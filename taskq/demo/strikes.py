@@ -28,7 +28,15 @@ class Strike:
 
 
 def strike(
-    stage: Stage, total: int, kinds: Sequence[Kind], what: str, rand: random.Random, tell: Callable[[int, str], None]
+    stage: Stage,
+    total: int,
+    kinds: Sequence[Kind],
+    what: str,
+    rand: random.Random,
+    tell: Callable[[int, str], None],
+    *,
+    look: Callable[[], int] | None = None,
+    tasks: Sequence[str | None] = (),
 ) -> list[Strike]:
     """Strike workers that run jobs, each time as soon as so many jobs are left as ``rand`` says.
 
@@ -39,6 +47,8 @@ def strike(
         what: What their jobs are called.
         rand: Chooses when, and whom.
         tell: Is told how many jobs are left, and what goes on.
+        look: Says how many jobs are left, where that is not what the queue has.
+        tasks: For each kill, which task's job the worker must be running then; None for any, as where nothing is said.
 
     Raises:
         TaskQError: A worker ended by itself, or nothing moves any more.
@@ -46,11 +56,11 @@ def strike(
     strikes: list[Strike] = []
     doing = f"{len(stage.workers)} workers"
     lefts = sorted(rand.sample(range(total * 3 // 10, total * 9 // 10), len(kinds)), reverse=True)
-    for kind, remaining in zip(kinds, lefts, strict=True):
-        stage.run_until(remaining, lambda left, doing=doing: tell(min(left, total), doing))  # type: ignore[misc]
-        worker = rand.choice(stage.busy())
+    for kind, remaining, task in zip(kinds, lefts, [*tasks, *[None] * (len(kinds) - len(tasks))], strict=True):
+        stage.run_until(remaining, lambda left, doing=doing: tell(min(left, total), doing), look)  # type: ignore[misc]
+        worker = rand.choice(stage.busy(task))
         if kind == "killed":
-            held = stage.kill(worker)
+            held = stage.kill(worker, task)
             stage.replace(worker)
         else:
             held = stage.freeze(worker)

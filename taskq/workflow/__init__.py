@@ -12,6 +12,7 @@ from taskq.workflow.definition import (
     tally,
     then,
 )
+from taskq.workflow.emits import Page, Pages
 from taskq.workflow.plan import Plan
 from taskq.workflow.runs import BoundWorkflow, NodeInfo, Run, RunInfo
 from taskq.workflow.symbols import Mapped, Outcome, Tally
@@ -23,6 +24,8 @@ __all__ = [
     "Mapped",
     "NodeInfo",
     "Outcome",
+    "Page",
+    "Pages",
     "Plan",
     "Run",
     "RunInfo",

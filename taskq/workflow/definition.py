@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import (
     TYPE_CHECKING,
@@ -31,6 +32,7 @@ from taskq.errors import InvalidPolicy, PlanError, ResultNotStorable, TaskDefini
 from taskq.policy import check_name
 from taskq.promises import lower
 from taskq.workflow import arms as arms_
+from taskq.workflow.emits import Page, Pages
 from taskq.workflow.hidden import await_task, start_task
 from taskq.workflow.loops import Rounds
 from taskq.workflow.maps import Over
@@ -100,6 +102,21 @@ class BoundNode(Generic[P, R]):
         """A node that runs the task for each item of a list; see ``Task.map``."""
         return cast("Mapped[B]", cast("BoundNode[..., B]", self)._add("map", (items, *args), kwargs))
 
+    def emit(self: HasStep[A, Q, B], pages: Pages[A], /, *args: Q.args, **kwargs: Q.kwargs) -> Mapped[B]:
+        """A node that runs the task for each item that a source gives page by page; see ``Task.emit``."""
+        return cast("Mapped[B]", cast("BoundNode[..., B]", self)._add("emit", (pages, *args), kwargs))
+
+    def pages(self: HasStep[C | None, Q, Page[A, C]], *args: Q.args, **kwargs: Q.kwargs) -> Pages[A]:
+        """The task as a source, whose jobs have these options; see ``Task.pages``."""
+        bound = cast("BoundNode[..., Any]", self)
+        wiring = current(f"{bound.task.name}.node().pages()")
+        if bound._after or bound._compensate or bound._over != Over():
+            wiring.faults.append(
+                f"pages of {bound.task.name}: a source takes a name and the options of its jobs; give after, "
+                "compensate and bounds to what is run for each item: task.node(...).emit(...)"
+            )
+        return Pages(bound.task, args, kwargs, bound._name, bound._options)
+
     def loop(
         self: HasStep[S, ..., S],
         start: S,
@@ -126,7 +143,7 @@ class BoundNode(Generic[P, R]):
             after=self._after,
             compensate=self._compensate,
             options=self._options,
-            over=self._over if how == "map" else rounds,
+            over=_bounds(self._over, how) or rounds,
         )
 
 
@@ -157,6 +174,10 @@ class BoundChild(Generic[P, R]):
         """A run of its own for each item of a list; see ``Workflow.map``."""
         return cast("Mapped[B]", cast("BoundChild[..., B]", self)._add("map", (items, *args), kwargs))
 
+    def emit(self: HasChild[A, Q, B], pages: Pages[A], /, *args: Q.args, **kwargs: Q.kwargs) -> Mapped[B]:
+        """A run of its own for each item that a source gives page by page; see ``Workflow.emit``."""
+        return cast("Mapped[B]", cast("BoundChild[..., B]", self)._add("emit", (pages, *args), kwargs))
+
     def loop(
         self: HasChild[S, ..., S],
         start: S,
@@ -182,14 +203,22 @@ class BoundChild(Generic[P, R]):
             name=self._name,
             after=self._after,
             compensate=self._compensate,
-            over=self._over if how == "map" else rounds,
+            over=_bounds(self._over, how) or rounds,
         )
 
 
+def _bounds(over: Over, how: str) -> Over | None:
+    return replace(over, emits=how == "emit") if how in ("map", "emit") else None
+
+
 def _only_for_maps(wiring: Wiring, how: str, over: Over) -> None:
-    if how != "map" and over != Over():
+    if how not in ("map", "emit") and over != Over():
         cure = "give at_most to loop() itself" if how == "loop" else "leave them out"
-        wiring.faults.append(f"at_once and at_most are the bounds of a map, and {how}() is none: {cure}")
+        wiring.faults.append(
+            f"at_once, at_most and ahead are the bounds of a map or an emit, and {how}() is none: {cure}"
+        )
+    elif how == "map" and over.ahead is not None:
+        wiring.faults.append("ahead is a bound of emit(), and map() has its whole list: leave it out")
 
 
 def _several(after: object) -> tuple[object, ...]:
@@ -293,6 +322,18 @@ class Workflow(Starts[P, R]):
         of = cast("Workflow[..., B]", self)
         return cast("Mapped[B]", current(f"{of.name}.map()").add(of, (items, *args), kwargs, over=Over()))
 
+    def emit(self: HasChild[A, Q, B], pages: Pages[A], /, *args: Q.args, **kwargs: Q.kwargs) -> Mapped[B]:
+        """Inside of another workflow: a run of this one for each item that a source gives page by page.
+
+        Like ``Task.emit``, with child runs as ``child`` makes them instead of jobs.
+
+        Raises:
+            WiringError: No workflow is being wired, or it would start itself.
+        """
+        of = cast("Workflow[..., B]", self)
+        over = Over(emits=True)
+        return cast("Mapped[B]", current(f"{of.name}.emit()").add(of, (pages, *args), kwargs, over=over))
+
     def loop(
         self: HasChild[S, ..., S],
         start: S,
@@ -323,19 +364,22 @@ class Workflow(Starts[P, R]):
         compensate: TerminalEffect | None = None,
         at_once: int | None = None,
         at_most: int | None = None,
+        ahead: int | None = None,
     ) -> BoundChild[P, R]:
-        """This workflow with options for the node that ``child``, ``map`` or ``loop`` makes of it.
+        """This workflow with options for the node that ``child``, ``map``, ``emit`` or ``loop`` makes of it.
 
         Args:
             name: What the node is called; the workflow's name by default, with a number from the second on.
             after: Results of steps that it waits for without taking them.
             compensate: What undoes it, as for a task: runs when the outer run fails or is cancelled after this one has
                 succeeded. ``Ref.arg`` is an argument of this workflow, ``Ref.result`` its result.
-            at_once: Of a map: how many of its child runs go on at a time; by default as many as have 20,000 nodes
-                together, at most 1,000.
-            at_most: Of a map: how many items its list may have; 100,000 by default.
+            at_once: Of a map, or an emit: how many of its child runs go on at a time; by default as many as have 20,000
+                nodes together, at most 1,000.
+            at_most: Of a map, or an emit: how many items there may be; 100,000 by default.
+            ahead: Of an emit: how many items may be open, which have not ended, when the next page is asked for; as
+                many as ``at_once`` by default.
         """
-        return BoundChild(self, name, after, compensate, Over(at_once, at_most))
+        return BoundChild(self, name, after, compensate, Over(at_once, at_most, ahead))
 
     @cached_property
     def plan(self) -> Plan:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from taskq.errors import PayloadError
+from taskq.workflow.emits import MOST_AHEAD, Source
 from taskq.workflow.fit import fits, shown
 from taskq.workflow.parts import bare
 from taskq.workflow.plan import FORMAT, Plan
@@ -40,10 +41,14 @@ class Over:
     Attributes:
         at_once: How many of its children have jobs at a time.
         at_most: How many items its list may have.
+        ahead: Of an emit: how many items may be open when a page is asked for.
+        emits: Whether the list comes page by page.
     """
 
     at_once: int | None = None
     at_most: int | None = None
+    ahead: int | None = None
+    emits: bool = False
 
     def faults(self, where: str, undone: bool) -> list[str]:
         """What is wrong with them."""
@@ -58,13 +63,22 @@ class Over:
                     ", since each child is compensated" if undone and most == MOST_UNDONE and name == "at_most" else ""
                 )
                 said.append(f"{where}: {name} is {value!r}; give a number from 1 to {most}{why}")
+        ahead = self.ahead
+        if ahead is not None and (
+            isinstance(ahead, bool) or not isinstance(ahead, int) or not 0 <= ahead <= MOST_AHEAD
+        ):
+            said.append(f"{where}: ahead is {ahead!r}; give a number of items from 0 to {MOST_AHEAD}")
         return said
 
-    def spec(self, item: str, undone: bool, size: int) -> dict[str, Any]:
-        """The bounds as a plan has them, for children of so many nodes each."""
+    def spec(self, item: str, undone: bool, size: int, cursor: str | None = None) -> dict[str, Any]:
+        """The bounds as a plan has them, for children of so many nodes each; ``cursor``: what takes that of an emit."""
         usual = max(1, min(AT_ONCE, NODES_AT_ONCE // size))
         most = (MOST_UNDONE if undone else MOST_ITEMS) if self.at_most is None else self.at_most
-        return {"item": item, "most": most, "at_once": usual if self.at_once is None else self.at_once}
+        at_once = usual if self.at_once is None else self.at_once
+        made: dict[str, Any] = {"item": item, "most": most, "at_once": at_once}
+        if cursor is not None:
+            made["pages"] = {"item": cursor, "ahead": at_once if self.ahead is None else self.ahead}
+        return made
 
 
 def item_of(runs: Task[..., Any] | Workflow[..., Any]) -> str | None:
@@ -99,9 +113,15 @@ def items_of(
 
 
 def plan_of_each(
-    name: str, job: dict[str, Any], child: str | None, args: Sequence[str], bounds: dict[str, Any], **more: Any
+    name: str,
+    job: dict[str, Any],
+    child: str | None,
+    args: Sequence[str],
+    bounds: dict[str, Any],
+    source: Source | None = None,
+    **more: Any,
 ) -> Plan:
-    """The plan of the child run that a map, or a loop, is.
+    """The plan of the child run that a map, a loop or an emit is.
 
     Args:
         name: What its one node is called, which items, or rounds, are told apart by number of.
@@ -109,14 +129,17 @@ def plan_of_each(
         child: The plan of the child run that each is, if it is one.
         args: The parameters of the task, or workflow; the run has each as an argument.
         bounds: ``Over.spec`` under ``map``, or ``Rounds.spec`` under ``loop``.
+        source: Of an emit, what gives its items; the run has its arguments beside those of the task, by name in two
+            objects.
         **more: ``workflow``, ``on_failure`` and ``receipts`` of the plan; ``policies`` and ``children`` that it needs.
     """
     policies, children = more.pop("policies"), more.pop("children")
-    node: dict[str, Any] = {"name": name, "job": job, "args": {arg: {"input": arg, "path": []} for arg in args}}
+    of_each = {arg: {"input": arg, "path": []} if source is None else {"input": "each", "path": [arg]} for arg in args}
+    node: dict[str, Any] = {"name": name, "job": job, "args": of_each}
     spec = {
         "format": FORMAT,
-        "parameters": list(args),
-        "nodes": [node | ({"child": child} if child else {})],
+        "parameters": list(args) if source is None else ["each", "source"],
+        "nodes": [node | ({"child": child} if child else {}), *([] if source is None else [source.node()])],
         "edges": [],
         "result": {"value": None},
         "effects": [],

@@ -8,10 +8,12 @@ plan of the run that it stands for, and for each parameter of its task or workfl
 ``{"fork": {"on": ..., "arms": [[value, key, expression], ...]}}``, an object of the arms whose value is in the list;
 of a node that is a map also ``{"results": ix, "path": [...]}``, and the same with ``outcomes`` and ``tally``.
 A map is a node whose ``child`` is a plan with ``map``: its one node is run for each item of the list in the argument
-``item``, at most ``most``, and ``at_once`` at a time. A loop is one whose plan has ``loop``: its one node is run round
-after round, at most ``most`` of them, begun ``within`` so many seconds; each takes in ``item`` what the one before
-gave, until the part of that at ``path`` is one of ``ends``; ``exhausted`` says whether it fails where that does not
-come (``fail``) or gives the last state (``give``).
+``item``, at most ``most``, and ``at_once`` at a time. Where that has ``pages`` it is an emit: the second node gives the
+list page by page, each asked for in the argument ``item`` of ``pages`` with the cursor that the one before it gave,
+once no more than ``ahead`` items are open. A loop is one whose plan has ``loop``: its one node is run round after
+round, at most ``most`` of them, begun ``within`` so many seconds; each takes in ``item`` what the one before gave,
+until the part of that at ``path`` is one of ``ends``; ``exhausted`` says whether it fails where that does not come
+(``fail``) or gives the last state (``give``).
 ``edges`` say what waits for what: with a policy for when the source fails, with ``when`` the value of its result for
 which the target runs (``equals``), or which must be in it (``has``), with ``merge`` that the target takes the value of
 a branch, or of a fork.
@@ -109,11 +111,15 @@ class Plan:
         """How many nodes of it and of its child runs may have jobs at a time."""
         named = [node.get("child") for node in self.spec["nodes"]]
         size = len(named) + sum(self.children[each].size for each in named if each in self.children)
-        return size if self.map is None else size * min(self.map["most"], self.map["at_once"])
+        if self.map is None:
+            return size
+        # Of pages one has a job at a time.
+        pages = int("pages" in self.map)
+        return int((size - pages) * min(self.map["most"], self.map["at_once"]) + pages)
 
     @property
     def map(self) -> Mapping[str, Any] | None:
-        """Of the plan of a map: ``item``, ``most`` and ``at_once``."""
+        """Of the plan of a map: ``item``, ``most`` and ``at_once``; of an emit also ``pages``."""
         return cast("Mapping[str, Any] | None", self.spec.get("map"))
 
     @property

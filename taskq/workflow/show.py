@@ -52,8 +52,8 @@ def text(plan: Plan) -> str:
 def mermaid(plan: Plan) -> str:
     """A plan as a Mermaid flowchart.
 
-    Side-effecting nodes have a double border, child runs are hexagons, maps are slanted, loops are round. An edge says
-    its condition, and its policy where that is not ``fail``; dashed ones lead to effects of the run's end.
+    Side-effecting nodes have a double border, child runs are hexagons, maps and emits are slanted, loops are round. An
+    edge says its condition, and its policy where that is not ``fail``; dashed ones lead to effects of the run's end.
     """
     spec = plan.spec
     lines = ["flowchart TD"]
@@ -147,7 +147,8 @@ def _loop_of(plan: Plan, node: Mapping[str, Any]) -> Plan | None:
 
 def _runs(plan: Plan, node: Mapping[str, Any]) -> str:
     if (over := _map_of(plan, node)) is not None:
-        return f"each {_runs(over, over.spec['nodes'][0])}"
+        pages = f" of pages of {over.spec['nodes'][1]['job']['task']}" if "pages" in (over.map or {}) else ""
+        return f"each {_runs(over, over.spec['nodes'][0])}{pages}"
     if (rounds := _loop_of(plan, node)) is not None:
         return f"rounds of {_runs(rounds, rounds.spec['nodes'][0])}"
     task = str(node["job"]["task"])
@@ -158,6 +159,8 @@ def _runs_as(plan: Plan, node: Mapping[str, Any]) -> str:
     job = node["job"]
     if (over := _map_of(plan, node)) is not None and (bounds := over.map) is not None:
         each = f"for each {bounds['item']}, {bounds['at_once']:,} at a time, at most {bounds['most']:,}"
+        if pages := bounds.get("pages"):
+            each += f", a page while at most {pages['ahead']:,} are open"
         return ", ".join([f"{each}: {_runs_as(over, over.spec['nodes'][0])}", *_undone(node)])
     if (rounds := _loop_of(plan, node)) is not None and (loop := rounds.loop) is not None:
         return ", ".join([f"{_rounds(loop)}: {_runs_as(rounds, rounds.spec['nodes'][0])}", *_undone(node)])

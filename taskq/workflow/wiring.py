@@ -23,6 +23,7 @@ from taskq.policy import ExecutionPolicy, check_name
 from taskq.promises import lower, policies_of
 from taskq.tasks import Task
 from taskq.workflow.arms import STRANGE, Arm
+from taskq.workflow.emits import Source, source_of
 from taskq.workflow.fit import fits, misfit, shown, takes_of
 from taskq.workflow.loops import Rounds
 from taskq.workflow.maps import Over, item_of, items_of, plan_of_each
@@ -73,6 +74,7 @@ class _Node:
     used: bool = False
     over: Over | Rounds | None = None
     bounds: dict[str, Any] | None = None
+    source: Source | None = None
     each: tuple[dict[str, Any], str | None] = ({}, None)
 
 
@@ -132,8 +134,8 @@ class Wiring:
     ) -> Symbol:
         """A node that runs a task, or is a run of a workflow; gives what stands for its result.
 
-        With ``over`` it is a map, and does so for each item of a list, its first argument; or a loop, whose first
-        argument is what it starts from.
+        With ``over`` it is a map, and does so for each item of a list, its first argument; or an emit, whose first
+        argument is the pages of a source; or a loop, whose first argument is what it starts from.
         """
         ix = len(self._nodes)
         name = self._name(runs.name, name)
@@ -171,11 +173,18 @@ class Wiring:
         item = None if over is None else item_of(runs)
         if isinstance(over, Rounds):
             node.bounds = over.spec(self, runs, item, where)
+        emits = isinstance(over, Over) and over.emits
         for parameter, value in bound.items():
             take = None
+            if emits and parameter == item:
+                node.source = source_of(self, runs, item, value, deps, name)
+                continue
             if isinstance(over, Over) and parameter == item:
                 take = items_of(self, runs, parameter, value, deps, where)
-            node.args[parameter] = take or self._argument(runs, parameter, value, deps, where)
+            node.args[parameter] = take or self.argument(runs, parameter, value, deps, where)
+        if node.source is not None:
+            # Two tasks take them, whose parameters may be called the same.
+            node.args = {"each": {"object": node.args}, "source": {"object": node.source.args}}
         for waited in after:
             if isinstance(waited, Symbol) and waited._deps:
                 self.taken(waited, deps, "after", where)
@@ -252,7 +261,7 @@ class Wiring:
 
     # Values ---------------------------------------------------------------------------------------------------------
 
-    def _argument(
+    def argument(
         self,
         runs: Task[..., Any] | Workflow[..., Any],
         parameter: str,
@@ -260,6 +269,7 @@ class Wiring:
         deps: list[Dep],
         where: str,
     ) -> Expr:
+        """The expression of what a parameter is given; null, with a fault, where it cannot be that."""
         try:
             if not is_symbolic(value):
                 return {"value": json.loads(runs.codec.encode_argument(parameter, value))}
@@ -367,16 +377,22 @@ class Wiring:
         collected = any(edge["from"] == ix and edge["policy"] == "collect" for edge in self._edges.values())
         job, child = node.each
         size = self.children[child].size if child else 1
+        source, args = node.source, list(node.args)
         if isinstance(over, Over):
-            bounds = {"map": over.spec(cast(str, item_of(node.runs)), node.compensate is not None, size)}
+            item = cast(str, item_of(node.runs))
+            cursor = None if source is None else source.cursor
+            bounds = {"map": over.spec(item, node.compensate is not None, size, cursor)}
+            if source is not None:
+                args = [item, *node.args["each"]["object"]]
         else:
             bounds = {"loop": cast("dict[str, Any]", node.bounds)}
         plan = plan_of_each(
             node.name,
             job,
             child,
-            list(node.args),
+            args,
             bounds,
+            source,
             workflow=f"{self.workflow}:{node.name}"[:128],
             on_failure="finish" if collected else self.on_failure,
             receipts=self.receipts,

@@ -152,6 +152,11 @@ CALLS = {
     "admit_loop": "select taskq.admit_loop(null::taskq.runs, taskq.id_zero(), 'p', '{}', '{}')",
     "advance_loop": "select taskq.advance_loop(taskq.id_zero(), '{}', null, null, 0, false)",
     "reopen_loop": "select taskq.reopen_loop(null::taskq.runs, '{}')",
+    "admit_emit": "select taskq.admit_emit(null::taskq.runs, taskq.id_zero(), 'p', '{}', '{}')",
+    "take_page": "select taskq.take_page(taskq.id_zero())",
+    "ask_page": "select taskq.ask_page(taskq.id_zero(), 0)",
+    "advance_emit": "select taskq.advance_emit(taskq.id_zero(), '{}', null, null, 0, false)",
+    "reopen_emit": "select taskq.reopen_emit(null::taskq.runs)",
     "release_parent": "select taskq.release_parent(null::taskq.runs)",
     "stop_run": "select taskq.stop_run(taskq.id_zero(), '{}')",
     "admit_run": "select * from taskq.admit_run('p', '{}', null, null, null, null::taskq.runs, taskq.id_zero())",
@@ -254,6 +259,7 @@ MAY = {
     - {"lock_run_of", "lock_runs_of", "run_is_free", "lock_trees"}
     - {"admit_map", "write_items", "advance_map", "reopen_map"}
     - {"admit_loop", "advance_loop", "reopen_loop"}
+    - {"admit_emit", "take_page", "ask_page", "advance_emit", "reopen_emit"}
     - {"begin_child", "release_parent", "stop_run", "admit_run", "reopen_run", "may_reopen"},
     "operator": {
         "cancel",
@@ -343,6 +349,10 @@ def test_the_calls_above_are_all_that_write(conn: Conn) -> None:
         "nodes_of_plan",
         "edges_of_plan",
         "node_name",
+        "place_in_plan",
+        "emit_word",
+        "page_fault",
+        "room_for_items",
         "map_fault",
         "map_value",
         "map_outcomes",

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 from children_kit import child_of
 from effects_kit import effect
+from emits_kit import asked, emitted, page
 from loops_kit import again, claimed, loop_of, looped, plan_of
 from maps_kit import doubled, end_last, ends, given, mapped
 from runs_kit import do, edge, info, node, store, worker_for
@@ -24,7 +25,7 @@ class Runs(NamedTuple):
     """A run half way along a chain, one of two nodes beside each other, one that is done, and one that has failed.
 
     And a run with its child run, and another pair of them that have succeeded; a map that goes on, and one that was
-    undone; a loop that goes on, and one that is done.
+    undone; a loop that goes on, and one that is done; an emit whose third page is asked for, and one that is done.
     """
 
     live: UUID
@@ -40,6 +41,8 @@ class Runs(NamedTuple):
     undone: UUID
     loop: UUID
     looped: UUID
+    emit: UUID
+    emitted: UUID
     nowhere: UUID = NOWHERE
 
 
@@ -77,6 +80,13 @@ def runs(conn: Conn) -> Runs:
     again(conn, loop, 1)
     claimed(conn, loop)
     done_loop = looped_through(conn)
+    emit = emitted(conn, ahead=1)
+    page(conn, emit, [1], "a")
+    page(conn, emit, [], "b")
+    assert asked(conn, emit) is not None
+    done_emit = emitted(conn, takes="tally", policy="collect")
+    page(conn, done_emit, [], "a")
+    page(conn, done_emit, [])
     families = (parent, child_of(conn, parent), done_parent, child_of(conn, done_parent))
     for scope in ("live", "all"):
         assert violations(conn, scope) == []
@@ -91,6 +101,8 @@ def runs(conn: Conn) -> Runs:
         undone.run,
         loop.loop,
         done_loop,
+        child_of(conn, emit.run),
+        child_of(conn, done_emit.run),
     )
 
 
@@ -358,6 +370,64 @@ FORGERIES = [
         "loop",
         'update taskq.nodes set item = case ix when 1 then jsonb \'{"word": "done"}\' else item end,'
         ' result = case ix when 0 then jsonb \'{"word": "done"}\' end where run_id = %s',
+        "live",
+    ),
+    (
+        "emit_differs",
+        "emit",
+        "with n as (delete from taskq.nodes where ix >= 1000000 and run_id = %s returning *),"
+        " j as (delete from taskq.jobs j using n where j.id = n.id) update taskq.runs r set pages = null, active = 1,"
+        " open_nodes = 1 where r.id in (select run_id from n)",
+        "live",
+    ),
+    (
+        "emit_page_out_of_turn",
+        "emit",
+        'update taskq.nodes set item = item || \'{"cursor": "z"}\' where ix = 1000001 and run_id = %s',
+        "live",
+    ),
+    (
+        "emit_page_out_of_turn",
+        "emit",
+        "update taskq.nodes set item = item || '{\"last\": true}' where ix = 1000001 and run_id = %s",
+        "live",
+    ),
+    (
+        "emit_page_out_of_turn",
+        "emit",
+        "update taskq.nodes set status = 'failed' where ix = 1000001 and run_id = %s",
+        "live",
+    ),
+    (
+        "emit_page_out_of_turn",
+        "emit",
+        "update taskq.nodes set item = item - 'first' where ix = 1000001 and run_id = %s",
+        "live",
+    ),
+    (
+        "emit_page_out_of_turn",
+        "emit",
+        "update taskq.nodes set item = item || '{\"first\": 0}' where ix = 1000001 and run_id = %s",
+        "live",
+    ),
+    (
+        "emit_page_out_of_turn",
+        "emitted",
+        "update taskq.nodes set item = item || '{\"n\": 1}' where ix = 1000001 and run_id = %s",
+        "all",
+    ),
+    (
+        "emit_incomplete",
+        "emitted",
+        'update taskq.nodes set item = item || \'{"last": false, "next": 3}\' where ix = 1000001 and run_id = %s',
+        "all",
+    ),
+    (
+        "emit_stands_still",
+        "emit",
+        "with n as (delete from taskq.nodes where ix = 1000002 and run_id = %s returning *),"
+        " j as (delete from taskq.jobs j using n where j.id = n.id) update taskq.runs r set pages = 2, active = 1,"
+        " open_nodes = 1 where r.id in (select run_id from n)",
         "live",
     ),
     ("loop_result_differs", "looped", "update taskq.runs set result = '1' where id = %s", "all"),

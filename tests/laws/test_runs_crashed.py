@@ -8,6 +8,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from emits_kit import plan_of as plan_of_emit
 from loops_kit import LOOP
 from loops_kit import plan_of as plan_of_loop
 from maps_kit import MAP, plan_of
@@ -326,6 +327,74 @@ def fork_at_its_last(conn: Conn) -> dict[str, Any]:
     return made
 
 
+def with_emit(conn: Conn, ahead: int = 2) -> dict[str, Any]:
+    """A node whose result the source of an emit takes, each item of which is undone."""
+    made: dict[str, Any] = {"plan": plan_of_emit(conn, compensate=EFFECT, ahead=ahead), "worker": worker_for(conn)}
+    made["run"] = start(conn, made["plan"])
+    made["claims"] = take(conn, made["worker"], "first")
+    return made
+
+
+def emit_begun(conn: Conn, ahead: int = 2) -> dict[str, Any]:
+    made = with_emit(conn, ahead)
+    finish(conn, made["worker"], made["claims"]["first"], result="here")
+    made["claims"] |= take(conn, made["worker"], "list")
+    return made
+
+
+def emit_in_its_second_page(conn: Conn, ahead: int = 2, cursor: str | None = "a") -> dict[str, Any]:
+    """With two items that run; the second page does where it is asked for."""
+    made = emit_begun(conn, ahead)
+    finish(conn, made["worker"], made["claims"]["list"], result={"items": [0, 1], "cursor": cursor})
+    claims = claim(conn, made["worker"], 2, tasks=["each"])
+    made["claims"] |= {f"each[{ix}]": each for ix, each in enumerate(claims)} | take(conn, made["worker"], "list")
+    return made
+
+
+def emit_that_waits(conn: Conn) -> dict[str, Any]:
+    """For one of two items, to ask for the next page."""
+    return emit_in_its_second_page(conn, ahead=1)
+
+
+def emit_at_its_last(conn: Conn) -> dict[str, Any]:
+    made = emit_in_its_second_page(conn, cursor=None)
+    finish(conn, made["worker"], made["claims"]["each[0]"], result=1)
+    return made
+
+
+def emit_ended(conn: Conn) -> dict[str, Any]:
+    made = emit_at_its_last(conn)
+    finish(conn, made["worker"], made["claims"]["each[1]"], result=1)
+    made["claims"] |= take(conn, made["worker"], MAP)
+    return made
+
+
+def emit_cancelling(conn: Conn) -> dict[str, Any]:
+    made = emit_in_its_second_page(conn)
+    cancels(conn, made)
+    return made
+
+
+def emit_failed(conn: Conn) -> dict[str, Any]:
+    """By its second page, and its run by that; what undoes the item that succeeded is cancelled."""
+    made = emit_in_its_second_page(conn)
+    finish(conn, made["worker"], made["claims"]["each[0]"], result=1)
+    finish(conn, made["worker"], made["claims"]["list"], result="no page")
+    finish(conn, made["worker"], made["claims"]["each[1]"], "failed")
+    finish(conn, made["worker"], take(conn, made["worker"], MAP)[MAP], "failed")
+    for effect in rows(conn, "select job_id from taskq.effects order by id desc"):
+        one(conn, "select taskq.cancel(%s)", effect["job_id"])
+    return made
+
+
+def emit_left_behind(conn: Conn) -> dict[str, Any]:
+    made = emit_in_its_second_page(conn)
+    conn.execute("alter table taskq.history disable trigger run_goes_on")
+    finish(conn, made["worker"], made["claims"]["list"], result={"items": [2, 3], "cursor": "b"})
+    conn.execute("alter table taskq.history enable trigger run_goes_on")
+    return made
+
+
 def suspends(conn: Conn, made: dict[str, Any]) -> None:
     held(conn, made["worker"], made["claims"]["more"]["job_id"])
 
@@ -410,6 +479,27 @@ TRANSITIONS: dict[str, tuple[Callable[[Conn], dict[str, Any]], Callable[[Conn, d
     "cancel with a round that is held": (loop_held, cancels, 8),
     "reopen with a loop": (loop_exhausted, reopens, 8),
     "heal a loop": (loop_left_behind, heals, 6),
+    "start an emit": (with_emit, ends("first", result="here"), 9),
+    "end a page": (emit_begun, ends("list", result={"items": [1, 2], "cursor": "a"}), 15),
+    "end a page behind which none is asked for": (
+        emit_in_its_second_page,
+        ends("list", result={"items": [2, 3], "cursor": "b"}),
+        12,
+    ),
+    "end the last page": (emit_in_its_second_page, ends("list", result={"items": [2], "cursor": None}), 10),
+    "end a page that cannot be taken": (emit_in_its_second_page, ends("list", result=[2]), 8),
+    "fail a page": (emit_in_its_second_page, ends("list", "failed"), 8),
+    "end the item that lets a page be asked for": (emit_that_waits, ends("each[0]", result=1), 9),
+    "end the last item of an emit": (emit_at_its_last, ends("each[1]", result=1), 6),
+    "go on behind an emit": (emit_ended, ends(MAP, result=2), 5),
+    "cancel with an emit": (emit_in_its_second_page, cancels, 3),
+    "end a page of an emit that is being cancelled": (
+        emit_cancelling,
+        ends("list", result={"items": [2, 3], "cursor": "b"}),
+        7,
+    ),
+    "reopen with an emit": (emit_failed, reopens, 8),
+    "heal an emit": (emit_left_behind, heals, 9),
 }
 
 

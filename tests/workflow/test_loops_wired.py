@@ -236,7 +236,8 @@ def test_what_is_given_besides_is_checked(app: TaskQ) -> None:
 def test_bounds_of_a_map_are_refused(app: TaskQ) -> None:
     of = better(app)
     [fault] = faults(app, lambda: of.node(at_most=3).loop(Draft(1), until=lambda d: d.good, at_most=3))
-    assert fault == "at_once and at_most are the bounds of a map, and loop() is none: give at_most to loop() itself"
+    said = "at_once, at_most and ahead are the bounds of a map or an emit, and loop() is none: "
+    assert fault == f"{said}give at_most to loop() itself"
 
 
 def test_a_task_that_takes_nothing_by_its_place_is_not_looped(app: TaskQ) -> None:

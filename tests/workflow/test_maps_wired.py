@@ -330,7 +330,9 @@ def test_bounds_of_a_map_are_refused_where_there_is_none(app: TaskQ, of: str) ->
         return each.node(at_once=3).step(page) if of == "task" else inner.node(at_most=3).child(page)
 
     how = "step" if of == "task" else "child"
-    assert faults(app, flow) == [f"at_once and at_most are the bounds of a map, and {how}() is none: leave them out"]
+    assert faults(app, flow) == [
+        f"at_once, at_most and ahead are the bounds of a map or an emit, and {how}() is none: leave them out"
+    ]
 
 
 def test_a_task_that_takes_nothing_by_its_place_is_not_mapped(app: TaskQ) -> None:

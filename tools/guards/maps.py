@@ -43,8 +43,8 @@ OF_MAPS: tuple[Guard, ...] = (
         "maps",
         "each gets the item of its number",
         "runs",
-        "else p_run.input || jsonb_build_object(v_item, n.item) end as payload",
-        "else p_run.input || jsonb_build_object(v_item, n.ix) end as payload",
+        "when v_cursor is null then p_run.input || jsonb_build_object(v_item, n.item)",
+        "when v_cursor is null then p_run.input || jsonb_build_object(v_item, n.ix)",
         MAPS + "test_each_item_gets_a_job_and_the_results_come_in_their_order",
     ),
     guard(
@@ -98,7 +98,7 @@ OF_MAPS: tuple[Guard, ...] = (
         "maps",
         "what waits for its turn is not carried on",
         "run_views",
-        "v_run.active >= v_run.at_once or ",
+        "{{schema}}.room_for_items(v_run) <= 0 or ",
         "",
         MAPS + "test_nodes_are_written_a_little_ahead_of_their_jobs",
     ),
@@ -116,7 +116,7 @@ OF_MAPS: tuple[Guard, ...] = (
     ),
     ends(
         "cancelled: items without nodes count",
-        "(v_run.wanted < v_run.items and v_word is distinct from 'done' or exists",
+        "((v_run.wanted < v_run.items or v_run.pages is not null) and v_word is distinct from 'done' or exists",
         "(exists",
         "test_a_map_whose_items_had_no_nodes_when_it_was_cancelled_is_cancelled",
     ),

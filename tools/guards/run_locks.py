@@ -190,7 +190,10 @@ AROUND_RUNS: tuple[Guard, ...] = (
                         "map_differs",
                         "n.counted_from is null and p.loop is null and (n.items is null) <> (p.map is null)",
                     ),
-                    ("map_nodes_differ", "n.items is not null and (n.nodes <> n.written or n.strange > 0)"),
+                    (
+                        "map_nodes_differ",
+                        "n.items is not null and (n.nodes <> n.written + coalesce(n.pages, 0) or n.strange > 0)",
+                    ),
                     ("map_active_differs", "n.items is not null and n.active <> n.ready"),
                     (
                         "map_stands_still",

@@ -245,8 +245,8 @@ OF_RUNS: tuple[Guard, ...] = (
         "runs",
         "carried on: busy runs hide none",
         "run_views",
-        "    continue when not found or v_run.active",
-        "    exit when not found or v_run.active",
+        "    continue when not found or {{schema}}.room_for_items(v_run)",
+        "    exit when not found or {{schema}}.room_for_items(v_run)",
         LARGE + "test_a_run_that_others_are_at_is_passed_over_and_hides_none",
     ),
     guard(
@@ -335,8 +335,8 @@ OF_RUNS: tuple[Guard, ...] = (
     ),
     ends(
         "a run that was cancelled",
-        "when v_run.cancel_requested_at is not null and (v_run.wanted",
-        "when false and (v_run.wanted",
+        "when v_run.cancel_requested_at is not null and ((v_run.wanted",
+        "when false and ((v_run.wanted",
         CANCELLED,
     ),
     ends(

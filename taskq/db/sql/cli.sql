@@ -180,7 +180,7 @@ select a.id::text as id, a.status, a.held_reason, a.task, a.queue, a.priority, a
   from {{schema}}.all_jobs a left join {{schema}}.workers w on w.id = a.worker_id
   left join {{schema}}.nodes n on n.id = a.id and n.run_id = a.run_id
   left join {{schema}}.runs r on r.id = n.run_id
-  left join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+  left join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = {{schema}}.place_in_plan(r.items, n.ix)
  where a.id = $1::text::uuid
    and (a.finished_at is null or a.finished_at >= {{schema}}.id_time($1::text::uuid) - interval '1 day');
 
@@ -317,7 +317,7 @@ select r.id::text as id, r.workflow, r.run_key, r.status, r.plan_hash, case when
        r.meta, r.input, r.result, r.error
   from {{schema}}.runs r left join {{schema}}.plans p on p.hash = r.plan_hash
   left join {{schema}}.runs o on o.id = r.parent_run left join {{schema}}.nodes n on n.id = r.parent_node
-  left join {{schema}}.plan_nodes k on k.plan_hash = o.plan_hash and k.ix = n.ix * (o.items is null)::int
+  left join {{schema}}.plan_nodes k on k.plan_hash = o.plan_hash and k.ix = {{schema}}.place_in_plan(o.items, n.ix)
  where r.id = $1::text::uuid;
 
 -- name: run_end
@@ -330,7 +330,7 @@ select t.ix, t.name, t.task, t.status, t.held_reason, t.attempt, t.claim_epoch, 
        t.worker_id::text as worker_id, t.ready_at, t.finished_at, t.blocked_by, t.waits_for, t.result, t.error,
        t.child_run::text as child_run, t.child_status, case when t.child_run is not null then (
          select pg_catalog.jsonb_build_object('items', m.items, 'at_once', m.at_once, 'waiting', m.waiting + m.unwritten, 'active', m.active,
-             'succeeded', m.succeeded, 'failed', m.failed, 'cancelled', m.cancelled)
+             'succeeded', m.succeeded, 'failed', m.failed, 'cancelled', m.cancelled, 'pages', m.pages, 'source', m.source)
            from {{schema}}.map_progress m where m.run_id = t.run_id and m.ix = t.ix) end as map,
        case when t.child_run is not null then (
          select pg_catalog.jsonb_build_object('rounds', l.rounds, 'most_rounds', l.most_rounds, 'within', l.within, 'counted', l.counted, 'held', l.held)
@@ -347,7 +347,7 @@ select s.name, s.key, s.sent_at, s.state, s.node, s.job_id::text as job_id, s.no
 -- What the nodes of a run wait for, the longest first.
 select {{schema}}.node_name(r.items, k.name, n.ix) as node, w.name as signal, w.job_id::text as job_id, w.since, w.until
   from {{schema}}.waiting_for_signals w
-  join {{schema}}.nodes n on n.id = w.job_id join {{schema}}.runs r on r.id = n.run_id join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+  join {{schema}}.nodes n on n.id = w.job_id join {{schema}}.runs r on r.id = n.run_id join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = {{schema}}.place_in_plan(r.items, n.ix)
  where w.run_id = $1::text::uuid and w.status = 'held' order by w.since, w.job_id;
 
 -- name: run_edges
@@ -360,7 +360,7 @@ select e.source, e.target, e.policy, e.arm, e.merge
 -- The receipts that are there under a run's id, with the name of the node that each is about.
 select c.sequence, c.at, c.kind, c.node, {{schema}}.node_name(r.items, k.name, c.node) as name, c.n, c.claim_epoch, c.status
   from {{schema}}.receipts c
-  left join {{schema}}.runs r on r.id = c.run_id left join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = c.node * (r.items is null)::int
+  left join {{schema}}.runs r on r.id = c.run_id left join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = {{schema}}.place_in_plan(r.items, c.node)
  where c.run_id = $1::text::uuid order by c.sequence;
 
 -- name: receipt_faults
@@ -394,7 +394,7 @@ select {{schema}}.node_name(r.items, k.name, n.ix) as node, s.* from ({{some_eff
      union all select n.id from {{schema}}.runs c join {{schema}}.nodes n on n.run_id = c.id where c.parent_run = $1::text::uuid and c.items is not null))) s
   left join {{schema}}.nodes n on n.id::text = s.owner_job_id
   left join {{schema}}.runs r on r.id = n.run_id
-  left join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+  left join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = {{schema}}.place_in_plan(r.items, n.ix)
  order by s.created_at, s.effect_key;
 
 -- name: cancel_run

@@ -105,7 +105,7 @@ select r.status, r.result::text as result, r.error::text as error, r.finished_at
 select r.id::text as id, r.workflow, r.plan_hash, r.run_key, r.status, r.created_at, r.finished_at, r.cancel_requested_at, r.open_nodes,
        r.run_epoch, r.generation, r.sequence, r.parent_run::text as parent_run,
        (select {{schema}}.node_name(p.items, k.name, n.ix) from {{schema}}.nodes n join {{schema}}.runs p on p.id = n.run_id
-           join {{schema}}.plan_nodes k on k.plan_hash = p.plan_hash and k.ix = n.ix * (p.items is null)::int
+           join {{schema}}.plan_nodes k on k.plan_hash = p.plan_hash and k.ix = {{schema}}.place_in_plan(p.items, n.ix)
          where n.id = r.parent_node) as parent_node, r.started_by::text as started_by, r.input::text as input, r.result::text as result, r.error::text as error, r.meta::text as meta
   from {{schema}}.runs r where r.id = $1::text::uuid;
 

@@ -8,12 +8,16 @@ select w.id::text as id, w.status from {{schema}}.workers w where w.name = $1::t
 -- How many jobs of the demo's queue are not finished, and nodes of runs that may have one there later.
 select ((select count(*) from {{schema}}.jobs j where j.queue = $1::text)
   + (select count(*) from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id and n.status = 'waiting'
-       join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = n.ix * (r.items is null)::int
+       join {{schema}}.plan_nodes k on k.plan_hash = r.plan_hash and k.ix = {{schema}}.place_in_plan(r.items, n.ix)
       where r.finished_at is null and k.job ->> 'queue' = $1::text))::int as n;
 
 -- name: held_by
 -- How many running jobs a worker has claimed.
 select count(*)::int as n from {{schema}}.jobs j where j.claimed_by = $1::text::uuid and j.status = 'running';
+
+-- name: held_of
+-- How many running jobs of a task a worker has claimed.
+select count(*)::int as n from {{schema}}.jobs j where j.claimed_by = $1::text::uuid and j.status = 'running' and j.task = $2::text;
 
 -- name: finished
 -- How each job ended, on which worker. The bound keeps out partitions of history from before the demo.
@@ -80,3 +84,20 @@ select n.run_id::text as run, e.task, e.settled, h.result #>> '{}' as result
   join {{schema}}.effects e on e.owner_job_id = n.id and e.name like 'compensate:%'
   left join {{schema}}.history h on h.id = e.job_id
  where n.run_id = any ($1::text[]::uuid[]);
+
+-- name: emitted
+-- How far the emit of a run is: how many items have ended, how many are open, and how many pages were asked for.
+select m.succeeded + m.failed + m.cancelled as ended, m.waiting + m.active as open, m.pages, m.source
+  from {{schema}}.map_progress m where m.run_id = $1::text::uuid and m.pages is not null;
+
+-- name: emitted_items
+-- The items of the emit of a run, in their order.
+select n.item #>> '{}' as item, n.status
+  from {{schema}}.runs c join {{schema}}.nodes n on n.run_id = c.id and n.ix < 1000000
+ where c.parent_run = $1::text::uuid and c.pages is not null order by n.ix;
+
+-- name: lost_of
+-- How many attempts at jobs of a task workers have lost, of jobs made since the run was.
+select count(*)::int as n from {{schema}}.ledger l
+  join {{schema}}.history h on h.id = l.job_id and h.finished_at >= {{schema}}.id_time($2::text::uuid) - interval '1 minute'
+ where h.task = $1::text and l.outcome = 'lost' and h.id > $2::text::uuid;
