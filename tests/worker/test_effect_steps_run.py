@@ -147,8 +147,9 @@ async def test_a_plain_function_has_them_too(run_worker: RunWorker, app: TaskQ, 
     @app.task(retry=AGAIN)
     def works(ctx: JobContext) -> int:
         paid: int = ctx.step_sync("pay", pay, effect_class="side_effecting")
-        with pytest.raises(StepFailed, match="Refused"):
-            ctx.step_sync("refuses", refuses, effect_class="side_effecting")
+        for _ in range(2):
+            with pytest.raises(StepFailed, match="Refused"):
+                ctx.step_sync("refuses", refuses, effect_class="side_effecting")
         if ctx.attempt == 1:
             raise Stop
         return paid
@@ -321,7 +322,8 @@ async def test_one_that_is_under_way_is_let_finish_and_stopped_after_it(
 ) -> None:
     async def pay(ctx: JobContext) -> bool:
         await gates.wait()
-        return ctx.cancel_requested
+        await aeventually(lambda: ctx.cancel_requested, BOUND)
+        return True
 
     @app.task(retry=AGAIN)
     async def works(ctx: JobContext) -> None:
@@ -332,7 +334,6 @@ async def test_one_that_is_under_way_is_let_finish_and_stopped_after_it(
         job = await works.enqueue()
         await gates.until_reached()
         assert await job.cancel() == "requested"
-        await asyncio.sleep(0)
         gates.open()
         await until_status(aconn, job.id, "cancelled")
     assert await recorded(aconn, job.id) == [("pay", 1, 1, True, "true", None)]
@@ -344,6 +345,7 @@ async def test_one_that_stops_itself_for_a_cancel_request_ends_the_job_cancelled
 ) -> None:
     async def pay(ctx: JobContext) -> None:
         await gates.wait()
+        await aeventually(lambda: ctx.cancel_requested, BOUND)
         ctx.raise_if_cancelled()
 
     @app.task(retry=AGAIN)
@@ -354,9 +356,8 @@ async def test_one_that_stops_itself_for_a_cancel_request_ends_the_job_cancelled
         job = await works.enqueue()
         await gates.until_reached()
         await job.cancel()
-        await aeventually(lambda: aconn.fetchval("select cancel_requested_at from taskq.jobs where id = $1", job.id))
         gates.open()
-        await until_status(aconn, job.id, "cancelled", "failed")
+        await until_status(aconn, job.id, "cancelled")
     assert [row[3] for row in await recorded(aconn, job.id)] == [True]
 
 
@@ -558,7 +559,7 @@ async def test_without_any_answer_about_what_it_gave_the_row_decides(
     done: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("taskq.worker.safe.PAUSE", 0.01)
+    monkeypatch.setattr("taskq.worker.safe.PAUSE", 0.1)
     monkeypatch.setattr("taskq.worker.disposition.UNPROVEN_DELAY", 0.0)
     calls: list[int] = []
     swallow("end_step", 10**6, done)
@@ -568,7 +569,7 @@ async def test_without_any_answer_about_what_it_gave_the_row_decides(
         await ctx.step("pay", calls.append, ctx.claim_epoch, effect_class="side_effecting")
 
     async with run_worker(**UNTOLD) as worker:
-        worker.parts.safe._patience = 0.3
+        worker.parts.safe._patience = 2.0
         job = await works.enqueue()
         if done:
             await until_status(aconn, job.id, "succeeded")
