@@ -31,6 +31,7 @@ from guards import FILES, Guard  # noqa: E402
 from guards.around import AROUND  # noqa: E402
 from guards.cohorts import COHORTS  # noqa: E402
 from guards.effects import OF_EFFECTS  # noqa: E402
+from guards.emits import OF_EMITS  # noqa: E402
 from guards.fences import FENCES  # noqa: E402
 from guards.laws import LAWS  # noqa: E402
 from guards.loops import OF_LOOPS  # noqa: E402
@@ -49,7 +50,7 @@ from taskq import migrate  # noqa: E402
 
 GUARDS: tuple[Guard, ...] = (
     *(*RECORD, *FENCES, *LAWS, *RULES, *SAFE, *RECORDED, *ORDERING, *AROUND),
-    *(*OF_EFFECTS, *OF_STARTS, *OF_RUNS, *OF_MAPS, *OF_LOOPS, *AROUND_RUNS, *COHORTS),
+    *(*OF_EFFECTS, *OF_STARTS, *OF_RUNS, *OF_MAPS, *OF_LOOPS, *OF_EMITS, *AROUND_RUNS, *COHORTS),
 )
 AT_ONCE = max(2, (os.cpu_count() or 2))
 
