@@ -22,8 +22,8 @@ def emits(what: str, old: str, new: str, test: str, file: str = "emits") -> Guar
 OF_EMITS: tuple[Guard, ...] = (
     emits(
         "only a page is taken",
-        "if jsonb_typeof(p_page) is distinct from 'object' or jsonb_typeof(p_page -> 'items') is distinct from 'array' then",
-        "if false then",
+        "if jsonb_typeof(p_page) is distinct from 'object' or jsonb_typeof(p_page -> 'items') is distinct",
+        "if false and jsonb_typeof(p_page -> 'items') is distinct",
         REFUSED,
     ),
     emits("no more items in a page than may be", "    when v_n > 10000 then", "    when false then", REFUSED),
@@ -137,8 +137,8 @@ OF_EMITS: tuple[Guard, ...] = (
             ),
             (
                 "emit_page_out_of_turn, behind the last",
-                "       and (n.item -> 'cursor' is distinct from coalesce(b.item -> 'next', 'null') or b.ix is not null and ("
-                "b.status <> 'succeeded' or b.item -> 'last' is distinct from 'false')\n",
+                "       and (n.item -> 'cursor' is distinct from coalesce(b.item -> 'next', 'null') or b.ix is not null "
+                "and (b.status <> 'succeeded' or b.item -> 'last' is distinct from 'false')\n",
                 "       and (n.item -> 'cursor' is distinct from coalesce(b.item -> 'next', 'null')\n",
             ),
             (
@@ -153,7 +153,8 @@ OF_EMITS: tuple[Guard, ...] = (
             ),
             (
                 "emit_page_out_of_turn, all items",
-                " or n.ix = 999999 + r.pages and (n.item ->> 'first')::int + (n.item ->> 'n')::int <> r.items, false));",
+                " or n.ix = 999999 + r.pages and (n.item ->> 'first')::int + (n.item ->> 'n')::int <> r.items, "
+                "false));",
                 ", false));",
             ),
             (
