@@ -345,6 +345,7 @@ def test_the_calls_above_are_all_that_write(conn: Conn) -> None:
         "map_value",
         "map_outcomes",
         "check_items",
+        "arm_taken",
         "held_in_round",
         "loop_done",
         "loop_exhausted",

@@ -137,8 +137,8 @@ OF_EMITS: tuple[Guard, ...] = (
             ),
             (
                 "emit_page_out_of_turn, behind the last",
-                "       and (n.item -> 'cursor' is distinct from coalesce(b.item -> 'next', 'null') or b.ix is not null "
-                "and (b.status <> 'succeeded' or b.item -> 'last' is distinct from 'false')\n",
+                "       and (n.item -> 'cursor' is distinct from coalesce(b.item -> 'next', 'null') or b.ix is not null"
+                " and (b.status <> 'succeeded' or b.item -> 'last' is distinct from 'false')\n",
                 "       and (n.item -> 'cursor' is distinct from coalesce(b.item -> 'next', 'null')\n",
             ),
             (
