@@ -10,6 +10,7 @@ import pytest
 import sql as q
 from cli_kit import Cli, make_cli  # noqa: F401
 from effects_kit import effect
+from emits_kit import emitted, page
 from loops_kit import again, looped
 from maps_kit import child_of, ends, given, mapped
 from psycopg.conninfo import make_conninfo
@@ -443,6 +444,22 @@ def test_a_loop_is_one_line_with_how_far_it_is_and_its_rounds_are_shown(cli: Cli
     assert "loop in round 1 of at most 5; run" in cli.ok("runs", "show", str(unbound.run)).out
     lines = {row.split()[0]: row for row in cli.ok("runs", "list").out.splitlines()}
     assert ("1/2" in lines[str(made.loop)], "0/1" in lines[str(unbound.loop)]) == (True, True)
+
+
+def test_an_emit_is_one_line_with_how_far_it_is_and_its_pages_are_shown_behind_its_items(cli: Cli, conn: Conn) -> None:
+    made = emitted(conn, ahead=1)
+    assert (
+        "emit of 0 in 1 pages, the last is asked for: nothing to do; run" in cli.ok("runs", "show", str(made.run)).out
+    )
+    page(conn, made, ["a", "b"], 4)
+    for command in ("show", "tree"):
+        shown = cli.ok("runs", command, str(made.run)).out
+        assert "emit of 2 in 1 pages, and there are more: 2 active; run" in shown
+        assert "each[" not in shown
+    shown = cli.ok("runs", "show", str(made.run), "--children", "each", "--start", "1").out
+    assert [text in shown for text in ("each[0]", "each[1]", "each.page[0]")] == [False, True, True]
+    told = cli.ok("runs", "show", str(made.run), "--children", "each", "--json").json
+    assert (told["map"]["pages"], told["map"]["source"], len(told["children"])) == (1, "again", 3)
 
 
 def test_children_of_what_is_no_map_are_refused(cli: Cli, conn: Conn) -> None:

@@ -32,6 +32,7 @@ from guards.around import AROUND  # noqa: E402
 from guards.cohorts import COHORTS  # noqa: E402
 from guards.effect_steps import OF_EFFECT_STEPS  # noqa: E402
 from guards.effects import OF_EFFECTS  # noqa: E402
+from guards.emits import OF_EMITS  # noqa: E402
 from guards.fences import FENCES  # noqa: E402
 from guards.knobs import KNOBS  # noqa: E402
 from guards.laws import LAWS  # noqa: E402
@@ -51,7 +52,18 @@ from taskq import migrate  # noqa: E402
 
 GUARDS: tuple[Guard, ...] = (
     *(*RECORD, *FENCES, *LAWS, *RULES, *SAFE, *RECORDED, *ORDERING, *AROUND),
-    *(*OF_EFFECTS, *OF_STARTS, *OF_RUNS, *OF_MAPS, *OF_LOOPS, *AROUND_RUNS, *COHORTS, *KNOBS, *OF_EFFECT_STEPS),
+    *(
+        *OF_EFFECTS,
+        *OF_STARTS,
+        *OF_RUNS,
+        *OF_MAPS,
+        *OF_LOOPS,
+        *AROUND_RUNS,
+        *COHORTS,
+        *KNOBS,
+        *OF_EFFECT_STEPS,
+        *OF_EMITS,
+    ),
 )
 AT_ONCE = max(2, (os.cpu_count() or 2))
 

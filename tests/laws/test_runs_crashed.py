@@ -303,30 +303,6 @@ def loop_left_behind(conn: Conn) -> dict[str, Any]:
     return made
 
 
-def fork_chosen(conn: Conn) -> dict[str, Any]:
-    """What chooses among three arms, one of which has two nodes, has been claimed."""
-    fork = {"on": result_of(0), "arms": [[arm, arm, result_of(ix)] for ix, arm in ((1, "x"), (3, "y"), (4, "z"))]}
-    names = ("choose", "x", "first", "y", "z")
-    nodes = [*(node(name, compensate=EFFECT) for name in names), node("last", {"got": {"fork": fork}})]
-    arms = [edge(0, ix, when={"path": [], "has": arm}) for ix, arm in ((1, "x"), (2, "y"), (3, "y"), (4, "z"))]
-    merged = [edge(ix, 5, merge=True) for ix in (1, 3, 4)]
-    made: dict[str, Any] = {
-        "plan": store(conn, nodes, [*arms, edge(2, 3), *merged, edge(0, 5)]),
-        "worker": worker_for(conn),
-    }
-    made["run"] = start(conn, made["plan"])
-    made["claims"] = take(conn, made["worker"], "choose")
-    return made
-
-
-def fork_at_its_last(conn: Conn) -> dict[str, Any]:
-    made = fork_chosen(conn)
-    finish(conn, made["worker"], made["claims"]["choose"], result=["z", "x"])
-    made["claims"] |= take(conn, made["worker"], "x", "z")
-    finish(conn, made["worker"], made["claims"]["x"], result=1)
-    return made
-
-
 def with_emit(conn: Conn, ahead: int = 2) -> dict[str, Any]:
     """A node whose result the source of an emit takes, each item of which is undone."""
     made: dict[str, Any] = {"plan": plan_of_emit(conn, compensate=EFFECT, ahead=ahead), "worker": worker_for(conn)}
@@ -392,6 +368,29 @@ def emit_left_behind(conn: Conn) -> dict[str, Any]:
     conn.execute("alter table taskq.history disable trigger run_goes_on")
     finish(conn, made["worker"], made["claims"]["list"], result={"items": [2, 3], "cursor": "b"})
     conn.execute("alter table taskq.history enable trigger run_goes_on")
+
+
+def fork_chosen(conn: Conn) -> dict[str, Any]:
+    """What chooses among three arms, one of which has two nodes, has been claimed."""
+    fork = {"on": result_of(0), "arms": [[arm, arm, result_of(ix)] for ix, arm in ((1, "x"), (3, "y"), (4, "z"))]}
+    names = ("choose", "x", "first", "y", "z")
+    nodes = [*(node(name, compensate=EFFECT) for name in names), node("last", {"got": {"fork": fork}})]
+    arms = [edge(0, ix, when={"path": [], "has": arm}) for ix, arm in ((1, "x"), (2, "y"), (3, "y"), (4, "z"))]
+    merged = [edge(ix, 5, merge=True) for ix in (1, 3, 4)]
+    made: dict[str, Any] = {
+        "plan": store(conn, nodes, [*arms, edge(2, 3), *merged, edge(0, 5)]),
+        "worker": worker_for(conn),
+    }
+    made["run"] = start(conn, made["plan"])
+    made["claims"] = take(conn, made["worker"], "choose")
+    return made
+
+
+def fork_at_its_last(conn: Conn) -> dict[str, Any]:
+    made = fork_chosen(conn)
+    finish(conn, made["worker"], made["claims"]["choose"], result=["z", "x"])
+    made["claims"] |= take(conn, made["worker"], "x", "z")
+    finish(conn, made["worker"], made["claims"]["x"], result=1)
     return made
 
 
