@@ -82,7 +82,7 @@ class Steps:
         with self._call("step", name) as key, self._beside():
             record = await self._find(key)
             if record is not None and record.done:
-                return self._replayed(key, declared, record)
+                return self._replayed(key, declared, record, effect)
             if effect or record is not None:
                 return await self._effect(key, declared, fn, args, kwargs)
             if (given := self._given.get(key)) is not None:
@@ -104,7 +104,7 @@ class Steps:
         with self._call("step", name) as key:
             record = bodies.wait("step_sync", self._find(key))
             if record is not None and record.done:
-                return self._replayed(key, declared, record)
+                return self._replayed(key, declared, record, effect)
             if effect or record is not None:
                 return self._effect_sync(key, declared, fn, args, kwargs)
             if (given := self._given.get(key)) is not None:
@@ -220,11 +220,11 @@ class Steps:
         wait("step_sync", effects.returned(key, text))
         return value
 
-    def _replayed(self, key: Key, declared: Any, record: Record) -> Any:
+    def _replayed(self, key: Key, declared: Any, record: Record, effect: bool = False) -> Any:
         """What a recorded step gives to the body."""
         if record.error is not None:
             raise failed(self._ctx.job_id, key, record.error)
-        return decode(self._ctx.job_id, key, declared, record)
+        return decode(self._ctx.job_id, key, declared, record, effect=effect)
 
     @property
     def current(self) -> Key | None:

@@ -193,8 +193,10 @@ def misfit(declared: Any, text: str) -> str | None:
     return None
 
 
-def decode(job: object, key: Key, declared: Any, record: Record) -> Any:
+def decode(job: object, key: Key, declared: Any, record: Record, *, effect: bool = False) -> Any:
     """What a step gave, of the type that its function is annotated to return now; or what a wait has taken.
+
+    ``effect`` says that the step is side-effecting, for which another name is no cure: it would be done again.
 
     Raises:
         StepMisfit: It does not fit.
@@ -204,8 +206,13 @@ def decode(job: object, key: Key, declared: Any, record: Record) -> Any:
     except Exception as exc:
         raise StepMisfit(
             f"step {key} of job {job}: {exc}; what an earlier attempt recorded does not fit {type_name(declared)}, "
-            "which the body asks for now. The function was not called. Run it with a version that reads the record, "
-            "or give the step another name, so that it is done anew",
+            "which the body asks for now. The function was not called. Run it with a version that reads the record"
+            + (
+                f", such as '-> {type_name(declared)} | TYPE' with the type of what was recorded, and do not rename the "
+                "step: its effect has happened, and would be repeated under another name"
+                if effect
+                else ", or give the step another name, so that it is done anew"
+            ),
             name=key.name,
             occurrence=key.occurrence,
         ) from exc

@@ -31,7 +31,7 @@ from taskq.client.requests import CallOptions, JobRequest, Spec, Using, build_sp
 from taskq.codec import TaskCodec
 from taskq.context import JobContext
 from taskq.db.pools import refuse_in_event_loop
-from taskq.errors import TaskDefinitionError, UnknownTask
+from taskq.errors import TaskDefinitionError, UnknownTask, WiringError
 from taskq.handle import Job
 from taskq.policy import ExecutionPolicy, PolicyLayer, check_name
 
@@ -187,6 +187,15 @@ class Task(_Enqueues[P, R]):
             InvalidRequest: Another value is not valid.
         """
         return BoundTask(self, options)
+
+    def _refuse_in_wiring(self) -> None:
+        from taskq.workflow.wiring import going_on
+
+        if going_on() is not None:
+            raise WiringError(
+                f"{self.name}() would run its function here and now, while a workflow is wired; {self.name}.step() is a "
+                "node that runs it"
+            )
 
     def step(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """In a workflow function: a node that runs this task. What it gives stands for the result.
@@ -371,7 +380,12 @@ class AsyncTask(Task[P, R]):
     __slots__ = ()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
-        """Run the function here and now, without any job; a ``JobContext`` is made up for it."""
+        """Run the function here and now, without any job; a ``JobContext`` is made up for it.
+
+        Raises:
+            WiringError: A workflow is being wired; ``step`` adds a node to it.
+        """
+        self._refuse_in_wiring()
         if self.takes_context:
             args = (JobContext.local(self.name, queue=self.policy.queue), *args)  # type: ignore[assignment]
         return cast(Coroutine[Any, Any, R], self.fn(*args, **kwargs))
@@ -383,7 +397,12 @@ class SyncTask(Task[P, R]):
     __slots__ = ()
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run the function here and now, without any job; a ``JobContext`` is made up for it."""
+        """Run the function here and now, without any job; a ``JobContext`` is made up for it.
+
+        Raises:
+            WiringError: A workflow is being wired; ``step`` adds a node to it.
+        """
+        self._refuse_in_wiring()
         if self.takes_context:
             args = (JobContext.local(self.name, queue=self.policy.queue), *args)  # type: ignore[assignment]
         return cast(R, self.fn(*args, **kwargs))

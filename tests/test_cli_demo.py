@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
@@ -103,6 +106,24 @@ def test_what_is_counted(tmp_path: Path) -> None:
     assert count_file(str(file)) == Totals(1, 1, 1, 0, 0)
     assert count_file(str(tmp_path / "gone.py")) == Totals(files=1, unparsable=1)
     assert len(find_files()) > 100
+
+
+def test_files_that_are_counted_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    (tmp_path / "long.py").write_text("def f(a, b=(1, [2])):\n    return {a: (b, [a])}\n" * 300)
+    before = gc.get_threshold()
+
+    def elsewhere(phase: str, info: dict[str, int]) -> None:
+        time.sleep(0)  # lets the other thread run in the middle of what it parses
+
+    gc.callbacks.append(elsewhere)
+    gc.set_threshold(50)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            counted = list(threads.map(count_file, [str(tmp_path / "long.py")] * 6))
+    finally:
+        gc.set_threshold(*before)
+        gc.callbacks.remove(elsewhere)
+    assert counted == [Totals(1, 0, 600, 300, 0)] * 6
 
 
 def test_dev_starts_a_server_and_a_worker_and_stops_both(cli: Cli, request: pytest.FixtureRequest) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import sysconfig
+import threading
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from typing import Any
 from taskq.errors import ConfigurationError
 
 __all__ = ["Totals", "count_all", "count_file", "find_files"]
+
+# Several threads that parse at once make CPython before 3.11.8 and 3.12.2 raise SystemError now and then, of a depth of
+# recursion that they share. It holds the GIL for most of it, so one at a time costs nothing.
+_PARSING = threading.Lock()
 
 _NOT_OURS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
@@ -47,7 +52,8 @@ def count_file(path: str) -> Totals:
         return Totals(files=1, unparsable=1)
     lines = len(source.splitlines())
     try:
-        tree = ast.parse(source)
+        with _PARSING:
+            tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return Totals(files=1, unparsable=1, lines=lines)
     functions = classes = 0

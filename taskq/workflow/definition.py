@@ -299,7 +299,9 @@ class Workflow(Starts[P, R]):
         Raises:
             WiringError: It is called outside of one (``start`` starts a run), or wires itself.
         """
-        return cast(R, inline(current(f"{self.name}()"), self, args, kwargs))
+        return cast(
+            R, inline(current(f"{self.name}()", f", or start a run with {self.name}.start()"), self, args, kwargs)
+        )
 
     def child(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Inside of another workflow: a node that is a run of this one. What it gives stands for the run's result.

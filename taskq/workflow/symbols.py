@@ -25,6 +25,9 @@ EdgePolicy: TypeAlias = Literal["fail", "collect", "skip"]
 Expr: TypeAlias = dict[str, Any]
 """An expression of a plan; ``Plan`` lists the kinds."""
 _CURE: Final = "a workflow function only wires: use branch() to decide on a result, or a task to compute with it"
+_CURE_OF_STATES: Final = (
+    "until only names a part of it, as in until=lambda state: state.done; let the task compute that"
+)
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,8 @@ class Symbol:
         return self._part(item, attribute=False)
 
     def _refuse(self, what: str) -> NoReturn:
-        raise WiringError(f"{self._of} is not known while the workflow is wired, and was {what}; {_CURE}")
+        cure = _CURE_OF_STATES if "state" in self._expr else _CURE
+        raise WiringError(f"{self._of} is not known while the workflow is wired, and was {what}; {cure}")
 
     def __bool__(self) -> bool:  # noqa: PLE0304
         self._refuse("asked whether it is true")

@@ -51,15 +51,21 @@ def going_on() -> Wiring | None:
     return _current.get()
 
 
-def current(what: str) -> Wiring:
+def current(what: str, otherwise: str = "") -> Wiring:
     """The wiring that is going on.
+
+    Args:
+        what: The call that needs one, for the error.
+        otherwise: What to call where none was meant, for the same.
 
     Raises:
         WiringError: There is none.
     """
     wiring = _current.get()
     if wiring is None:
-        raise WiringError(f"{what} stands outside of a workflow; call it in a function that @app.workflow decorates")
+        raise WiringError(
+            f"{what} stands outside of a workflow; call it in a function that @app.workflow decorates{otherwise}"
+        )
     return wiring
 
 

@@ -15,7 +15,7 @@ from wiring_kit import faults, refused, source, task
 from worker_kit import BOUND
 
 from taskq import LoopExhausted, Retry, RunFailed, TaskQ, TerminalEffect, branch, collect
-from taskq.errors import PlanError, describe
+from taskq.errors import PlanError, WiringError, describe
 from taskq.testing import drain
 from taskq.workflow import Outcome, Plan, Workflow
 from taskq.workflow.show import mermaid, text
@@ -179,6 +179,11 @@ def test_bounds_that_are_none_are_refused(app: TaskQ, bounds: dict[str, Any], sa
     [fault] = caught.value.faults
     assert fault.startswith("node better: ")
     assert says in fault
+
+
+def test_an_end_that_is_computed_is_refused_with_what_to_do(app: TaskQ) -> None:
+    with pytest.raises(WiringError, match="until only names a part of it.*let the task compute that"):
+        flow_of(app, better(app), until=lambda d: d.title == "x").plan  # noqa: B018
 
 
 def test_a_value_of_ends_that_cannot_be_stored_is_refused(app: TaskQ) -> None:

@@ -372,6 +372,28 @@ def test_steps_stand_in_workflows_only(nowhere: TaskQ) -> None:
             call()
         assert str(caught.value) == (
             f"{name} stands outside of a workflow; call it in a function that @app.workflow decorates"
+            + (", or start a run with flow.start()" if name == "flow()" else "")
         )
     assert isinstance(caught.value, TypeError)
     assert flow.plan.names == ["a"]
+
+
+def test_a_task_that_is_called_instead_of_wired_is_told_of(nowhere: TaskQ) -> None:
+    @nowhere.task
+    def plain() -> int:
+        return 1
+
+    @nowhere.task
+    async def waits() -> int:
+        return 1
+
+    def calls_plain() -> int:
+        return plain()
+
+    def calls_waits() -> Any:
+        return waits()
+
+    for flow, name in ((calls_plain, "plain"), (calls_waits, "waits")):
+        with pytest.raises(WiringError, match=rf"^{name}\(\) would run its function.*{name}\.step\(\) is a node"):
+            compiled(nowhere, flow)
+    assert plain() == 1
