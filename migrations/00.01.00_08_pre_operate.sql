@@ -45,7 +45,8 @@ begin
         v_answer := 'requested';
       elsif v_job.status in ('pending', 'held') then
         perform {{schema}}.finish(v_job, 'cancelled', null, null,
-          jsonb_build_object('type', 'Cancelled', 'message', 'cancelled before it started', 'reason', reason));
+          jsonb_build_object('type', 'Cancelled', 'message', case when v_job.claim_epoch = 0 then 'cancelled before it started'
+            else 'cancelled while it waited, after it had been claimed ' || v_job.claim_epoch || ' times: see its attempts' end, 'reason', reason));
         v_answer := 'cancelled';
       elsif v_job.status = 'running' then
         update {{schema}}.jobs j set cancel_requested_at = coalesce(j.cancel_requested_at, {{schema}}.now()) where j.id = job_id;

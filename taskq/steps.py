@@ -208,8 +208,8 @@ def decode(job: object, key: Key, declared: Any, record: Record, *, effect: bool
             f"step {key} of job {job}: {exc}; what an earlier attempt recorded does not fit {type_name(declared)}, "
             "which the body asks for now. The function was not called. Run it with a version that reads the record"
             + (
-                f", such as '-> {type_name(declared)} | TYPE' with the type of what was recorded, and do not rename the "
-                "step: its effect has happened, and would be repeated under another name"
+                f", such as '-> {type_name(declared)} | TYPE' with the type of what was recorded, and do not rename "
+                "the step: its effect has happened, and would be repeated under another name"
                 if effect
                 else ", or give the step another name, so that it is done anew"
             ),

@@ -193,8 +193,8 @@ class Task(_Enqueues[P, R]):
 
         if going_on() is not None:
             raise WiringError(
-                f"{self.name}() would run its function here and now, while a workflow is wired; {self.name}.step() is a "
-                "node that runs it"
+                f"{self.name}() would run its function here and now, while a workflow is wired; {self.name}.step() is "
+                "a node that runs it"
             )
 
     def step(self, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -103,8 +103,10 @@ def test_show_has_the_job_its_attempts_and_what_operators_did(cli: Cli, conn: ps
     assert (done["action"], done["reason"], done["actor"]) == ("retry", "fixed it", who)
     q.cancel(conn, job)
     text = cli.ok("jobs", "show", str(job)).out
-    for part in ("fixed it", "Oops: no", "cancelled before it started", '"n": 7', who):
+    for part in ("fixed it", "Oops: no", "while it waited, after it had been claimed 1 times", '"n": 7', who):
         assert part in text
+    q.cancel(conn, fresh := q.enqueue(conn))
+    assert "cancelled before it started" in cli.ok("jobs", "show", str(fresh)).out
     missing = cli("jobs", "show", NOBODY)
     assert (missing.code, missing.out) == (1, "")
     assert missing.err.startswith(f"error: there is no job {NOBODY}")

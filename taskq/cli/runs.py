@@ -478,7 +478,8 @@ def _child(node: dict[str, Any]) -> str | None:
     if (rounds := node["loop"]) is not None:
         time = "" if rounds["within"] is None else f", {rounds['counted']:,.0f} of {rounds['within']:,g} s"
         if node["status"] in ("succeeded", "failed", "cancelled"):
-            return f"loop of {rounds['rounds']:,} rounds{time}; run {node['child_run']}"
+            many = "round" if rounds["rounds"] == 1 else "rounds"
+            return f"loop of {rounds['rounds']:,} {many}{time}; run {node['child_run']}"
         return f"loop in round {rounds['rounds']:,} of at most {rounds['most_rounds']:,}{time}; run {node['child_run']}"
     return None if node["child_run"] is None else f"run {node['child_run']} is {node['child_status']}"
 

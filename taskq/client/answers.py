@@ -192,7 +192,10 @@ class Waiting:
                 f"job {self.job_id} has not finished {waited}: its outcome is unknown, and it stays so until somebody "
                 f"decides it with 'taskq jobs resolve {self.job_id}'"
             )
-        return ResultTimeout(
-            f"{self._of} {self.job_id} had not finished {waited}: it is {self._status} and goes on; wait longer or "
-            "again"
-        )
+        if self._status == "pending":
+            goes_on = "pending, until it is due and a worker takes it; wait longer or again, or see 'taskq doctor'"
+        elif self._status == "held":
+            goes_on = f"held, and waits for something else; see 'taskq jobs show {self.job_id}', or wait again"
+        else:
+            goes_on = f"{self._status} and goes on; wait longer or again"
+        return ResultTimeout(f"{self._of} {self.job_id} had not finished {waited}: it is {goes_on}")
