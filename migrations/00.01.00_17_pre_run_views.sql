@@ -217,7 +217,7 @@ begin
   -- Of large maps fewer at once.
   v_runs := array(
     select u.id from (
-      select x.id, x.place, sum(coalesce(r.written, 0)) over (order by x.place) as nodes
+      select x.id, x.place, sum(coalesce(r.written, 0) + coalesce(r.pages, 0)) over (order by x.place) as nodes
         from unnest(v_runs) with ordinality x(id, place) join {{schema}}.runs r on r.id = x.id) u
      where u.place = 1 or u.nodes <= 100000);
   delete from {{schema}}.receipts c where c.run_id = any(v_runs);

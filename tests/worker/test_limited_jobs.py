@@ -114,7 +114,8 @@ async def test_one_that_takes_the_place_of_the_next_body_is_handed_back_where_no
                     as_if_quick(worker)
                 seen.add(await aconn.fetchval(RUNNING))
                 await asyncio.sleep(0.01)
-        assert seen == {2, 3}
+        # The two bodies, and one that waits: what is looked at in between depends on the machine.
+        assert 3 in seen <= {2, 3}
         await aeventually(lambda: _is(aconn, RUNNING, 2), BOUND)
         gates.open()
         for job in jobs:
