@@ -13,7 +13,7 @@ ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_cli_demo.py 
   tests/test_bounded_writes.py tests/test_policy.py tests/test_settings.py tests/test_codec_fuzz.py \
   tests/test_benchmarks.py tests/test_codec_compare.py tests/test_covered.py tests/test_hooks.py \
   tests/test_exhaustive_model.py tests/test_payments_provider.py tests/test_demo_payments.py tests/test_demo_orders.py \
-  tests/test_demo_pipeline.py tests/workflow/test_emits_wired.py \
+  tests/test_demo_pipeline.py \
   tests/worker/test_disposition.py tests/worker/test_proofs.py tests/test_tasks.py tests/worker/test_admission.py \
   tests/worker/test_process_body.py tests/worker/test_step_recorder.py tests/worker/test_supervisor.py \
   tests/worker/test_unproven.py tests/workflow/test_attacked.py tests/workflow/test_branches.py \
