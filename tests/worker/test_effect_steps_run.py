@@ -441,7 +441,9 @@ async def test_a_lost_worker_that_tells_late_is_heard_and_the_job_goes_on_elsewh
         gates.open()
         assert await job.result(BOUND) == 7
     assert calls == [1]
-    assert await outcomes(aconn, job.id) == ["resolved", "succeeded"]
+    # Its own worker may claim it again before the first body has ended, and hands it back then.
+    found = await outcomes(aconn, job.id)
+    assert (found[0], set(found[1:-1]) <= {"released"}, found[-1]) == ("resolved", True, "succeeded")
     [told] = events.of("job.step_told_late")
     assert (told["step"], told["recorded"]) == ("pay", True)
     assert set(OF_JOB) <= set(told)

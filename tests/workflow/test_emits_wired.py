@@ -143,6 +143,15 @@ def test_what_is_wrong_with_an_emit_is_told(app: TaskQ) -> None:
         assert fault.startswith(says), fault
 
 
+def test_a_source_that_says_nothing_of_its_pages_is_wired_as_it_is(app: TaskQ) -> None:
+    of, pages = count(app), files(app, returns=Any)
+
+    def flow() -> Any:
+        return tally(of.emit(pages.pages()))
+
+    assert len(app.workflow(flow).plan.children) == 1
+
+
 def test_pages_outside_of_a_workflow_are_refused(app: TaskQ) -> None:
     of = files(app)
     for made in (of, of.node()):
