@@ -172,7 +172,7 @@ def test_a_late_end_that_goes_back_takes_an_unknown_effect_back_to_pending(
 def test_a_claim_without_a_valid_lease_takes_nothing(conn: Conn) -> None:
     control_clock(conn)
     job = enqueue(conn)
-    worker = register(conn, lease=30)
+    worker = register(conn, lease=300)
     for change in (
         "status = 'draining'",
         "status = 'stopped'",
@@ -187,10 +187,10 @@ def test_a_claim_without_a_valid_lease_takes_nothing(conn: Conn) -> None:
             assert dump(conn) == before, change
     [answer] = exchange(conn, uuid4(), (), 10)
     assert answer["kind"] == "lease"
-    shift_clock(conn, "31 s")
+    shift_clock(conn, "301 s")
     [answer] = exchange(conn, worker, (), 10)
     assert answer["kind"] == "lease"
-    shift_clock(conn, "-2 s")
+    shift_clock(conn, "-100 s")
     assert claim_one(conn, worker)["job_id"] == job
 
 
