@@ -60,10 +60,13 @@ def template(pg_server: Server) -> Iterator[str]:
     from taskq import migrate
 
     _create(pg_server, TEMPLATE)
-    folder = os.environ.get("TASKQ_TEST_MIGRATIONS")
-    migrate.up(pg_server.dsn(TEMPLATE), folder=Path(folder) if folder else None)
-    yield TEMPLATE
-    _drop(pg_server, TEMPLATE)
+    try:
+        folder = os.environ.get("TASKQ_TEST_MIGRATIONS")
+        migrate.up(pg_server.dsn(TEMPLATE), folder=Path(folder) if folder else None)
+        yield TEMPLATE
+    finally:
+        # Also where the migrations are broken: the next session of this process makes it anew.
+        _drop(pg_server, TEMPLATE)
 
 
 @pytest.fixture

@@ -231,7 +231,7 @@ RULES: tuple[Guard, ...] = (
         "every action is audited",
         "operate",
         "perform {{schema}}.note('resolve', p_job::text",
-        "-- perform {{schema}}.note('resolve', p_job::text",
+        "perform concat('resolve', p_job::text",
         OPERATE + "test_an_outcome_is_resolved_once_and_only_where_it_is_unknown",
     ),
     # Unknown outcomes
