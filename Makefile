@@ -20,12 +20,6 @@ ONE_VERSION := tests/test_docs.py tests/test_embedded.py tests/test_cli_demo.py 
   tests/workflow/test_fits.py tests/workflow/test_maps_wired.py tests/workflow/test_misfits.py \
   tests/workflow/test_plan.py tests/workflow/test_wired_values.py tests/workflow/test_wiring.py \
   tests/workflow/test_wiring_faults.py
-# What is about taskq's own processes and command line, and asks the server nothing that others do not.
-OF_PROCESSES := tests/test_cli_mistakes.py tests/test_cli_worker.py tests/test_cli_dev.py tests/test_codec.py tests/test_codec_types.py \
-  tests/test_dsn.py tests/worker/test_child.py tests/worker/test_complete.py tests/worker/test_evil.py tests/worker/test_forked.py \
-  tests/worker/test_health.py tests/worker/test_lease_keeper.py tests/worker/test_log.py tests/worker/test_policies.py \
-  tests/worker/test_process_tasks.py tests/worker/test_shutdown.py tests/workflow/test_child_runs_wired.py \
-  tests/workflow/test_forks_wired.py tests/workflow/test_loops_wired.py
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo demo-payments demo-orders demo-pipeline test check lint format types migrations unit coverage system-test system-test-long prove-laws bench bench-full bench-workflows test-lowest test-python test-wheel clean
@@ -79,7 +73,7 @@ migrations: $(VENV)/.dev ## The migrations equal their manifest, and each guard 
 unit: $(VENV)/.dev pg15 ## Unit, integration and documentation tests on PostgreSQL 18 and 15
 	@mkdir -p build/coverage
 	TASKQ_TEST_PG=18 $(PYTEST) -n $(JOBS) --cov --cov-report= tests
-	TASKQ_TEST_PG=15 $(PYTEST) -n $(JOBS) $(addprefix --ignore=,$(ONE_VERSION) $(OF_PROCESSES)) tests
+	TASKQ_TEST_PG=15 $(PYTEST) -n $(JOBS) $(addprefix --ignore=,$(ONE_VERSION)) tests
 	$(MAKE) coverage
 
 coverage: ## What the last run of the unit tests left unrun: nothing where taskq decides, at most 5% in all
