@@ -8,6 +8,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from crash_kit import killed_at_each_write
 from emits_kit import plan_of as plan_of_emit
 from loops_kit import LOOP
 from loops_kit import plan_of as plan_of_loop
@@ -15,32 +16,13 @@ from maps_kit import MAP, plan_of
 from psycopg.types.json import Jsonb
 from runs_kit import edge, finish, info, node, result_of, start, store, take, tree, worker_for
 from signals_kit import held, send_run
-from sql import claim, dump, one, rows, violations
+from sql import claim, one, rows
 
 Conn = psycopg.Connection[Any]
 TABLES = (
     *("runs", "nodes", "receipts", "jobs", "history", "ledger", "effect_intents", "ordering_keys", "audit"),
     "loop_holds",
 )
-MOST = 200
-"""More writes than any transition here makes."""
-
-# The backend ends itself when the countdown of its session has run out: really killed, in the middle of the transition.
-COUNTDOWN = """
-create function public.count_down() returns trigger language plpgsql as $$
-declare
-  v_left integer := coalesce(nullif(current_setting('crash.left', true), '')::integer, -1);
-begin
-  if v_left = 0 then
-    perform pg_terminate_backend(pg_backend_pid());
-    perform pg_sleep(10);
-  elsif v_left > 0 then
-    perform set_config('crash.left', (v_left - 1)::text, false);
-  end if;
-  return null;
-end $$
-"""
-
 EFFECT = {
     "name": "undo",
     "on": ["failed", "cancelled", "succeeded"],
@@ -527,47 +509,8 @@ def shape(conn: Conn, made: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("name", TRANSITIONS)
 def test_a_transition_that_is_killed_at_any_write_leaves_nothing_and_can_be_done_again(dsn: str, name: str) -> None:
+    before, transition, least = TRANSITIONS[name]
     with psycopg.connect(dsn) as conn:
-        killed_at_each_write(conn, dsn, *TRANSITIONS[name])
-
-
-def killed_at_each_write(
-    conn: Conn,
-    dsn: str,
-    before: Callable[[Conn], dict[str, Any]],
-    transition: Callable[[Conn, dict[str, Any]], None],
-    least: int,
-) -> None:
-    made = before(conn)
-    conn.execute(COUNTDOWN)
-    for table in TABLES:
-        conn.execute(
-            f"create trigger crash_here after insert or update or delete on taskq.{table}"
-            " for each row execute function public.count_down()"
-        )
-    conn.commit()
-    untouched = dump(conn)
-    conn.commit()
-    killed = 0
-    for left in range(MOST):
-        with psycopg.connect(dsn) as doomed:
-            doomed.execute("select set_config('crash.left', %s, false)", (str(left),))
-            try:
-                transition(doomed, dict(made))
-            except psycopg.OperationalError:
-                killed += 1
-                assert doomed.closed
-            else:
-                doomed.rollback()
-                break
-        assert dump(conn) == untouched
-        conn.commit()
-    assert least <= killed < MOST
-    with conn.transaction(force_rollback=True):
-        transition(conn, made)
-        once = shape(conn, made)
-    transition(conn, made)
-    assert shape(conn, made) == once
-    assert violations(conn) == []
-    assert isinstance(made["run"], UUID)
-    assert tree(conn, made["run"])
+        made = killed_at_each_write(conn, dsn, before, transition, tables=TABLES, shape=shape, least=least)
+        assert isinstance(made["run"], UUID)
+        assert tree(conn, made["run"])
