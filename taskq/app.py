@@ -89,6 +89,8 @@ class TaskQ:
         self._queues = check_queues({} if queues is None else queues)
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._workflows: dict[str, Workflow[..., Any]] = {}
+        self._of_bodies: tuple[Task[..., Any], ...] = ()
+        self._shapes: dict[tuple[Any, ...], Workflow[..., Any]] = {}
         self._cohorts = Cohorts()
         self._cohorts.meet(layer.cohort for layer in self._queues.values())
         self._lock = threading.Lock()
@@ -240,6 +242,8 @@ class TaskQ:
                     f"two tasks are named {made.name!r}: {_place(self._tasks[made.name].fn)} and {_place(function)}; "
                     "give one of them another name=, since jobs are stored under it"
                 )
+            if made.takes_context and not self._of_bodies:
+                self._register_tasks_of_bodies(made)
             if reconcile is not None:
                 hook = hook_task(self, made, reconcile, retry=reconcile_retry, localns=localns)
                 # First, so that a worker has published it before a job of the task can need it.
@@ -248,6 +252,20 @@ class TaskQ:
             return made
 
         return register if fn is None else register(fn)
+
+    def _register_tasks_of_bodies(self, first: Task[Any, Any]) -> None:
+        """With the first task whose body may ask for maps and emits: whoever serves it serves them."""
+        from taskq.workflow.hidden import tasks_of_bodies
+
+        hidden = tasks_of_bodies(self, self.resolve_policy(first.layer).queue)
+        for each in hidden:
+            if each.name in self._tasks or each.name == first.name:
+                raise TaskDefinitionError(
+                    f"there is a task {each.name!r}, which is what a hidden task of maps and emits in durable bodies "
+                    "is called; give it, or the workflow that it belongs to, another name="
+                )
+        self._of_bodies = hidden
+        self._tasks |= {each.name: each for each in hidden}
 
     # Workflows ------------------------------------------------------------------------------------------------------
 

@@ -65,8 +65,17 @@ class Child(NamedTuple):
     id: str
 
 
-def to_start(of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+def to_start(
+    of: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    name: str | None = None,
+    call: Callable[[], Any] | None = None,
+) -> Start:
     """What is to be sent for ``ctx.child(of, *args, **kwargs)``.
+
+    ``name`` is that of the child where it is not that of the workflow, ``call`` does here and now what a run would.
 
     Raises:
         StepRefused: It is no task and no workflow, or has options that a child cannot have.
@@ -100,7 +109,7 @@ def to_start(of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
     admission = of._admission(args, kwargs)
     _check_options(admission.plan.workflow, {"run_key": admission.run_key, "connection": admission.connection})
     return Start(
-        name=admission.plan.workflow,
+        name=admission.plan.workflow if name is None else name,
         payload=admission.input,
         spec=None,
         ordering_key=None,
@@ -110,7 +119,7 @@ def to_start(of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
         plans={plan.hash: plan.text for plan in admission.plan.whole()},
         decode=of._codec.decode_result,
         encode=of._codec.encode_result,
-        call=None,
+        call=call,
     )
 
 

@@ -24,11 +24,16 @@ if TYPE_CHECKING:
     from taskq.steps import Key, Offer, Record
     from taskq.tasks import BoundTask, Task
     from taskq.transaction import SyncTransaction, Transaction
+    from taskq.workflow.emits import Pages
     from taskq.workflow.runs import Starts
+    from taskq.workflow.shapes import Gives
+    from taskq.workflow.symbols import HasJob, HasRun, Outcome, Tally
 
 __all__ = ["JobContext"]
 
 T = TypeVar("T")
+A = TypeVar("A")
+B = TypeVar("B")
 P = ParamSpec("P")
 
 
@@ -482,7 +487,7 @@ class JobContext:
             FencedOut: The attempt is over, or not this worker's any more.
             DatabaseUnavailable: The database cannot be reached; it may have been started, and is not started again.
         """
-        return await self._own_steps.child(of, args, kwargs)
+        return await self._own_steps.child(_child(of, args, kwargs))
 
     @overload
     def child_sync(self, of: Task[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T: ...
@@ -496,7 +501,302 @@ class JobContext:
         Raises:
             SyncCallInEventLoop: An event loop runs in this thread: ``await ctx.child(...)`` instead.
         """
-        return self._own_steps.child_sync(of, args, kwargs)
+        return self._own_steps.child_sync(_child(of, args, kwargs))
+
+    @overload
+    async def map(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        items: Sequence[A],
+        /,
+        *,
+        gives: Literal["results"] = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+    ) -> list[B]: ...
+    @overload
+    async def map(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        items: Sequence[A],
+        /,
+        *,
+        gives: Literal["outcomes"],
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+    ) -> list[Outcome[B]]: ...
+    @overload
+    async def map(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        items: Sequence[A],
+        /,
+        *,
+        gives: Literal["tally"],
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+    ) -> Tally: ...
+    async def map(
+        self,
+        each: Any,
+        items: Sequence[Any],
+        /,
+        *,
+        gives: Gives = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+    ) -> Any:
+        """Run a task, or a workflow, for each item of a list, and give the results; holds no slot meanwhile.
+
+        It is ``each.map(items)`` of a workflow, in a run that is started once, as ``child`` does it: jobs have attempts,
+        retries and fences of their own, and this body is suspended (``Suspended`` goes through it) until it has ended.
+
+        Args:
+            each: The task, ``task.using(...)`` or the workflow; its first parameter takes the item.
+            items: The list; once it has been started, what was given then counts.
+            gives: ``"results"``, in the order of the items, where the first failure stops the rest; ``"outcomes"``,
+                what became of each, as ``collect`` gives it; or ``"tally"``, how many ended how, as ``tally`` does.
+                A list must be no larger than a payload may be.
+            also: What the task takes besides the item, by name, the same for all.
+            name: What the child is recorded under; by default made of the names of the tasks.
+            at_once: How many have jobs at a time; 1,000 by default.
+            at_most: How many items there may be; 100,000 by default.
+
+        Raises:
+            ChildFailed: A job of it has failed, or the whole was cancelled; with ``outcomes`` and ``tally`` only what
+                stops it as a whole, such as too many items.
+            Suspended: To end the attempt; let it pass.
+            StepRefused: It cannot be, as with ``sleep``; or what was given is no task, no list, no source.
+            PlanError: What would be run is wrong, such as a bound or an option; every fault is named, nothing started.
+            PayloadError: An argument is missing, unknown or cannot be stored; nothing was started.
+            StepMisfit: What it gave does not fit what the task returns now.
+            FencedOut: The attempt is over, or not this worker's any more.
+            DatabaseUnavailable: The database cannot be reached; it may have been started, and is not started again.
+        """
+        return await self._own_steps.child(self._shape("map", each, items, also, name, gives, at_once, at_most))
+
+    @overload
+    def map_sync(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        items: Sequence[A],
+        /,
+        *,
+        gives: Literal["results"] = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+    ) -> list[B]: ...
+    @overload
+    def map_sync(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        items: Sequence[A],
+        /,
+        *,
+        gives: Literal["outcomes"],
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+    ) -> list[Outcome[B]]: ...
+    @overload
+    def map_sync(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        items: Sequence[A],
+        /,
+        *,
+        gives: Literal["tally"],
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+    ) -> Tally: ...
+    def map_sync(
+        self,
+        each: Any,
+        items: Sequence[Any],
+        /,
+        *,
+        gives: Gives = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+    ) -> Any:
+        """Like ``map``, for plain functions.
+
+        Raises:
+            SyncCallInEventLoop: An event loop runs in this thread: ``await ctx.map(...)`` instead.
+        """
+        return self._own_steps.child_sync(self._shape("map", each, items, also, name, gives, at_once, at_most))
+
+    @overload
+    async def emit(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        pages: Pages[A],
+        /,
+        *,
+        gives: Literal["results"] = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+        ahead: int | None = None,
+    ) -> list[B]: ...
+    @overload
+    async def emit(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        pages: Pages[A],
+        /,
+        *,
+        gives: Literal["outcomes"],
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+        ahead: int | None = None,
+    ) -> list[Outcome[B]]: ...
+    @overload
+    async def emit(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        pages: Pages[A],
+        /,
+        *,
+        gives: Literal["tally"],
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+        ahead: int | None = None,
+    ) -> Tally: ...
+    async def emit(
+        self,
+        each: Any,
+        pages: Pages[Any],
+        /,
+        *,
+        gives: Gives = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+        ahead: int | None = None,
+    ) -> Any:
+        """Run a task, or a workflow, for each item that a source gives page by page, and give the results.
+
+        It is ``each.emit(source.pages(...))`` of a workflow, in a run that is started once, as ``child`` does it. A page
+        and its items go on record together, so that none is lost or doubled, whoever is killed. The body holds no
+        slot and no items: it is suspended (``Suspended`` goes through it) until the run has ended.
+
+        Args:
+            each: The task, ``task.using(...)`` or the workflow; its first parameter takes the item.
+            pages: ``source.pages(...)``; the source takes a cursor first, and returns a ``Page``.
+            gives: ``"results"``, in the order of the items, where the first failure stops the rest; ``"outcomes"``,
+                what became of each, as ``collect`` gives it; or ``"tally"``, how many ended how, as ``tally`` does.
+                A list must be no larger than a payload may be.
+            also: What the task takes besides the item, by name, the same for all.
+            name: What the child is recorded under; by default made of the names of the tasks.
+            at_once: How many have jobs at a time; 1,000 by default.
+            at_most: How many items there may be; 100,000 by default.
+            ahead: How many items may be open when the next page is asked for; as many as ``at_once`` by default.
+
+        Raises:
+            ChildFailed: A job of it has failed, or the whole was cancelled; with ``outcomes`` and ``tally`` only what
+                stops it as a whole, such as too many items.
+            Suspended: To end the attempt; let it pass.
+            StepRefused: It cannot be, as with ``sleep``; or what was given is no task, no list, no source.
+            PlanError: What would be run is wrong, such as a bound or an option; every fault is named, nothing started.
+            PayloadError: An argument is missing, unknown or cannot be stored; nothing was started.
+            StepMisfit: What it gave does not fit what the task returns now.
+            FencedOut: The attempt is over, or not this worker's any more.
+            DatabaseUnavailable: The database cannot be reached; it may have been started, and is not started again.
+        """
+        return await self._own_steps.child(self._shape("emit", each, pages, also, name, gives, at_once, at_most, ahead))
+
+    @overload
+    def emit_sync(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        pages: Pages[A],
+        /,
+        *,
+        gives: Literal["results"] = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+        ahead: int | None = None,
+    ) -> list[B]: ...
+    @overload
+    def emit_sync(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        pages: Pages[A],
+        /,
+        *,
+        gives: Literal["outcomes"],
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+        ahead: int | None = None,
+    ) -> list[Outcome[B]]: ...
+    @overload
+    def emit_sync(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        pages: Pages[A],
+        /,
+        *,
+        gives: Literal["tally"],
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+        ahead: int | None = None,
+    ) -> Tally: ...
+    def emit_sync(
+        self,
+        each: Any,
+        pages: Pages[Any],
+        /,
+        *,
+        gives: Gives = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+        ahead: int | None = None,
+    ) -> Any:
+        """Like ``emit``, for plain functions.
+
+        Raises:
+            SyncCallInEventLoop: An event loop runs in this thread: ``await ctx.emit(...)`` instead.
+        """
+        return self._own_steps.child_sync(self._shape("emit", each, pages, also, name, gives, at_once, at_most, ahead))
+
+    def _shape(
+        self, how: str, each: Any, over: Any, also: Any, name: str | None, gives: Gives, *bounds: int | None
+    ) -> Start:
+        from taskq.children import to_start
+        from taskq.workflow.shapes import shape_of
+
+        shape = shape_of(how, each, over, also, gives, self.queue, *bounds)
+        return to_start(shape.workflow, (), shape.given, name=name, call=shape.call)
 
     @property
     def _own_steps(self) -> Steps:
@@ -551,3 +851,9 @@ class JobContext:
 
     def __repr__(self) -> str:
         return f"JobContext({self.task}, job_id={self.job_id}, attempt={self.attempt}, claim_epoch={self.claim_epoch})"
+
+
+def _child(of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Start:
+    from taskq.children import to_start
+
+    return to_start(of, args, kwargs)

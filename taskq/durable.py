@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from uuid import UUID
 
-from taskq.children import Start, given, to_start
+from taskq.children import Start, given
 from taskq.durations import Duration, parse_duration
 from taskq.effect_steps import EffectSteps, failed
 from taskq.errors import StepRefused
@@ -157,9 +157,8 @@ class Steps:
                 time.sleep(offer.remaining)
             return _given(self._ctx, key, declared, offer)
 
-    async def child(self, of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def child(self, start: Start) -> Any:
         """See ``JobContext.child``."""
-        start = to_start(of, args, kwargs)
         with self._waits("child", start.name) as key:
             with self._beside():
                 record = await self._child(key, start)
@@ -167,9 +166,8 @@ class Steps:
                 await self._suspend(key)
             return given(self._ctx.job_id, key, start, record)
 
-    def child_sync(self, of: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def child_sync(self, start: Start) -> Any:
         """See ``JobContext.child_sync``."""
-        start = to_start(of, args, kwargs)
         with self._waits("child", start.name) as key:
             record = self._ctx._bodies.wait("child_sync", self._child(key, start))
             if record is None:

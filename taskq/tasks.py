@@ -255,24 +255,18 @@ class Task(_Enqueues[P, R]):
         return cast("Mapped[B]", current(f"{task.name}.emit()").add(task, (pages, *args), kwargs, over=over))
 
     def pages(self: HasStep[C | None, Q, Page[A, C]], *args: Q.args, **kwargs: Q.kwargs) -> Pages[A]:
-        """In a workflow function: this task as a source, whose pages ``emit`` goes over.
+        """This task as a source, whose pages ``emit`` goes over, in a workflow function or in a durable body.
 
         The task's first parameter is the cursor: None at first, then what it gave with the page before. Each page is a
         job of it, with the options of the task. ``task.node("name", priority=...).pages(...)`` gives others.
 
         Args:
-            *args: What it takes after the cursor, the same for every page: values, and results of steps.
+            *args: What it takes after the cursor, the same for every page: values, and in a workflow results of steps.
             **kwargs: The same by name.
-
-        Raises:
-            WiringError: No workflow is being wired.
         """
         from taskq.workflow.emits import Pages
-        from taskq.workflow.wiring import current
 
-        task = cast("Task[..., Any]", self)
-        current(f"{task.name}.pages()")
-        return Pages(task, args, kwargs)
+        return Pages(cast("Task[..., Any]", self), args, kwargs)
 
     def loop(
         self: HasStep[S, ..., S],

@@ -109,12 +109,14 @@ class BoundNode(Generic[P, R]):
     def pages(self: HasStep[C | None, Q, Page[A, C]], *args: Q.args, **kwargs: Q.kwargs) -> Pages[A]:
         """The task as a source, whose jobs have these options; see ``Task.pages``."""
         bound = cast("BoundNode[..., Any]", self)
-        wiring = current(f"{bound.task.name}.node().pages()")
         if bound._after or bound._compensate or bound._over != Over():
-            wiring.faults.append(
+            said = (
                 f"pages of {bound.task.name}: a source takes a name and the options of its jobs; give after, "
                 "compensate and bounds to what is run for each item: task.node(...).emit(...)"
             )
+            if (wiring := going_on()) is None:
+                raise WiringError(said)
+            wiring.faults.append(said)
         return Pages(bound.task, args, kwargs, bound._name, bound._options)
 
     def loop(
@@ -249,6 +251,7 @@ class Workflow(Starts[P, R]):
         effects: Iterable[TerminalEffect] = (),
         receipts: int = 100,
         localns: Mapping[str, Any] | None = None,
+        awaits: tuple[Task[..., Any], str] | None = None,
     ) -> None:
         if not inspect.isfunction(fn) or inspect.iscoroutinefunction(fn):
             raise TaskDefinitionError(
@@ -283,7 +286,8 @@ class Workflow(Starts[P, R]):
         self.__module__ = fn.__module__
         self.__wrapped__ = fn
         self.start_task: Task[..., Any] = start_task(app, self)
-        self.await_task: Task[..., Any] = await_task(app, self)
+        self.await_task: Task[..., Any] = await_task(app, self) if awaits is None else awaits[0]
+        self._awaits_in = None if awaits is None else awaits[1]
 
     @property
     def _app(self) -> TaskQ:

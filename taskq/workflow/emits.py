@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from taskq.workflow.definition import Workflow
     from taskq.workflow.wiring import Wiring
 
-__all__ = ["Page", "Pages", "Source", "source_of"]
+__all__ = ["Page", "Pages", "Source", "cursor_of", "source_of"]
 
 MOST_AHEAD: Final = 100_000
 T = TypeVar("T")
@@ -114,7 +114,7 @@ def source_of(
     called = f"{name[:123]}.page" if pages.name is None else pages.name
     if called == name:
         wiring.faults.append(f"{where}: its pages are called {name}, too; give them, or it, another name")
-    cursor = _cursor_of(task)
+    cursor = cursor_of(task)
     if cursor is None:
         wiring.faults.append(
             f"{where}: the source {task.name} takes no cursor; its first parameter is what it gave with the page "
@@ -135,7 +135,8 @@ def source_of(
     return Source(called, wiring.spec(task, pages.options, said), cursor, args)
 
 
-def _cursor_of(task: Task[..., Any]) -> str | None:
+def cursor_of(task: Task[..., Any]) -> str | None:
+    """The parameter of a source that takes the cursor: the first one; None where it takes none."""
     for p in list(inspect.signature(task.fn).parameters.values())[task.takes_context :]:
         return p.name if p.kind in (p.POSITIONAL_OR_KEYWORD, p.POSITIONAL_ONLY) else None
     return None

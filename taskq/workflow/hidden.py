@@ -2,6 +2,10 @@
 
 ``<workflow>:start`` starts a run: the job of a terminal effect that names a workflow is of it. ``<workflow>:await`` is
 the task of a node that stands for a child run: its job is held until that run has ended, and then tells the parent how.
+
+The maps and emits of durable bodies are of workflows that nobody has registered, so that two tasks serve all of them:
+``taskq:await``, and ``taskq:collect``, which hands on what became of the items. An app has them with its first task
+that takes a context, and so has every worker that can run such a body.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -23,10 +28,12 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.workflow.definition import Workflow
 
-__all__ = ["AWAIT", "START", "await_task", "start_task"]
+__all__ = ["AWAIT", "AWAIT_ANY", "COLLECT", "START", "await_task", "start_task", "tasks_of_bodies"]
 
 START: Final = ":start"
 AWAIT: Final = ":await"
+AWAIT_ANY: Final = f"taskq{AWAIT}"
+COLLECT: Final = "taskq:collect"
 _START_RETRY: Final = Retry(max_attempts=20, backoff=exponential("5s", cap="1h"))
 """What fails here is the database, or the wiring in a deploy: tried again for about 9 hours in all."""
 _AWAIT_RETRY: Final = Retry(
@@ -69,7 +76,33 @@ def await_task(app: TaskQ, workflow: Workflow[..., Any]) -> Task[..., Any]:
     Raises:
         TaskDefinitionError: The workflow's name leaves no room for the task's.
     """
+    body = _end_of_child(app)
+    _takes(body, workflow, [_REST], {"arguments": Any, "return": Any})
+    return _hidden(app, workflow, AWAIT, body, _AWAIT_LAYER)
 
+
+def tasks_of_bodies(app: TaskQ, queue: str) -> tuple[Task[..., Any], ...]:
+    """The two tasks of maps and emits of durable bodies.
+
+    Args:
+        app: The application.
+        queue: One that its workers serve anyhow; the jobs of a map go to that of the body which asks for it.
+    """
+
+    async def collect(ends: Any) -> Any:
+        return ends
+
+    waits = _end_of_child(app)
+    waits.__signature__ = inspect.Signature([_CONTEXT, _REST])
+    waits.__annotations__ = {_CONTEXT.name: JobContext, "arguments": Any, "return": Any}
+    layer = replace(_AWAIT_LAYER, queue=queue)
+    return tuple(
+        AsyncTask(app, _named(body, name, __name__, None), name=name, layer=layer)
+        for name, body in ((AWAIT_ANY, waits), (COLLECT, collect))
+    )
+
+
+def _end_of_child(app: TaskQ) -> Any:
     async def end_of_child(ctx: JobContext, /, **arguments: Any) -> Any:
         client = await app._open_async()
         for run_id, status, result, error in await client.rows("child_end", str(ctx.job_id)):
@@ -86,13 +119,15 @@ def await_task(app: TaskQ, workflow: Workflow[..., Any]) -> Task[..., Any]:
             hint="taskq verify reports what is wrong with its parent.",
         )
 
-    rest = inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)
-    _takes(end_of_child, workflow, [rest], {"arguments": Any, "return": Any})
-    layer = PolicyLayer(priority=AWAIT_PRIORITY, retry=_AWAIT_RETRY, effect_class="pure", ordering=None, **_PLAIN)
-    return _hidden(app, workflow, AWAIT, end_of_child, layer)
+    return end_of_child
 
 
 _PLAIN: Final[Any] = {"timeout": None, "deadline": None, "effects": (), "cohort": None}
+_AWAIT_LAYER: Final = PolicyLayer(
+    priority=AWAIT_PRIORITY, retry=_AWAIT_RETRY, effect_class="pure", ordering=None, **_PLAIN
+)
+_CONTEXT: Final = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_REST: Final = inspect.Parameter("arguments", inspect.Parameter.VAR_KEYWORD)
 
 
 def _hidden(app: TaskQ, workflow: Workflow[..., Any], suffix: str, body: Any, layer: PolicyLayer) -> Task[..., Any]:
@@ -102,10 +137,14 @@ def _hidden(app: TaskQ, workflow: Workflow[..., Any], suffix: str, body: Any, la
             f"the name of a workflow has at most {128 - len(suffix)} characters, since its hidden task is called that "
             f"and {suffix}; choose a shorter name="
         )
+    return AsyncTask(app, _named(body, name, workflow.__module__, workflow.__doc__), name=name, layer=layer)
+
+
+def _named(body: Any, name: str, module: str, doc: str | None) -> Any:
     body.__name__ = body.__qualname__ = name
-    body.__module__ = workflow.__module__
-    body.__doc__ = workflow.__doc__
-    return AsyncTask(app, body, name=name, layer=layer)
+    body.__module__ = module
+    body.__doc__ = doc
+    return body
 
 
 def _takes(

@@ -9,13 +9,30 @@ from __future__ import annotations
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from taskq.errors import WiringError
 from taskq.workflow.fit import shown
 from taskq.workflow.parts import part_of
 
-__all__ = ["Dep", "EdgePolicy", "Expr", "HasChild", "HasStep", "Mapped", "Outcome", "Symbol", "Tally", "is_symbolic"]
+if TYPE_CHECKING:
+    from taskq.handle import Job
+    from taskq.workflow.runs import Run
+
+__all__ = [
+    "Dep",
+    "EdgePolicy",
+    "Expr",
+    "HasChild",
+    "HasJob",
+    "HasRun",
+    "HasStep",
+    "Mapped",
+    "Outcome",
+    "Symbol",
+    "Tally",
+    "is_symbolic",
+]
 
 T = TypeVar("T")
 A_contra = TypeVar("A_contra", contravariant=True)
@@ -64,6 +81,22 @@ class HasChild(Protocol[A_contra, Q, R_co]):
 
     def child(self, item: A_contra, /, *args: Q.args, **kwargs: Q.kwargs) -> R_co:
         """A node of it."""
+
+
+class HasJob(Protocol[A_contra, Q, R_co]):
+    """What a body may run for each item, to a type checker: a task, or one with options, that takes an item first."""
+
+    async def enqueue(self, item: A_contra, /, *args: Q.args, **kwargs: Q.kwargs) -> Job[R_co]:
+        """A job of it."""
+        ...
+
+
+class HasRun(Protocol[A_contra, Q, R_co]):
+    """The same of workflows."""
+
+    async def start(self, item: A_contra, /, *args: Q.args, **kwargs: Q.kwargs) -> Run[R_co]:
+        """A run of it."""
+        ...
 
 
 class Mapped(list[T]):

@@ -163,8 +163,9 @@ class Wiring:
             node.spec, node.child = child_run(self, runs, where)
         if over is not None:
             node.each = node.spec, node.child
-            # Whoever has run the last of the items serves that queue.
-            node.spec = self.spec(self.within[0].await_task, {"queue": node.spec.get("queue", "default")}, where)
+            # Whoever has run the last of the items serves that queue; of a body's own, whoever runs the body.
+            queue = self.within[0]._awaits_in or node.spec.get("queue", "default")
+            node.spec = self.spec(self.within[0].await_task, {"queue": queue}, where)
         node.compensate = self._compensation(runs, compensate, where)
         try:
             bound = runs.codec.bind(args, kwargs)
