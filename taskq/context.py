@@ -556,8 +556,8 @@ class JobContext:
     ) -> Any:
         """Run a task, or a workflow, for each item of a list, and give the results; holds no slot meanwhile.
 
-        It is ``each.map(items)`` of a workflow, in a run that is started once, as ``child`` does it: jobs have attempts,
-        retries and fences of their own, and this body is suspended (``Suspended`` goes through it) until it has ended.
+        It is ``each.map(items)`` of a workflow, in a run that is started once, as ``child`` does it: its jobs have
+        attempts and retries of their own. This body is suspended (``Suspended`` goes through it) until it has ended.
 
         Args:
             each: The task, ``task.using(...)`` or the workflow; its first parameter takes the item.
@@ -571,8 +571,8 @@ class JobContext:
             at_most: How many items there may be; 100,000 by default.
 
         Raises:
-            ChildFailed: A job of it has failed, or the whole was cancelled; with ``outcomes`` and ``tally`` only what
-                stops it as a whole, such as too many items.
+            ChildFailed: A job of it has failed, unless ``gives`` says otherwise; its list is too large; or its run was
+                cancelled.
             Suspended: To end the attempt; let it pass.
             StepRefused: It cannot be, as with ``sleep``; or what was given is no task, no list, no source.
             PlanError: What would be run is wrong, such as a bound or an option; every fault is named, nothing started.
@@ -698,8 +698,8 @@ class JobContext:
     ) -> Any:
         """Run a task, or a workflow, for each item that a source gives page by page, and give the results.
 
-        It is ``each.emit(source.pages(...))`` of a workflow, in a run that is started once, as ``child`` does it. A page
-        and its items go on record together, so that none is lost or doubled, whoever is killed. The body holds no
+        It is ``each.emit(source.pages(...))`` of a workflow, in a run that is started once, as ``child`` does it. A
+        page and its items go on record together, so that none is lost or doubled, whoever is killed. The body holds no
         slot and no items: it is suspended (``Suspended`` goes through it) until the run has ended.
 
         Args:
@@ -715,8 +715,8 @@ class JobContext:
             ahead: How many items may be open when the next page is asked for; as many as ``at_once`` by default.
 
         Raises:
-            ChildFailed: A job of it has failed, or the whole was cancelled; with ``outcomes`` and ``tally`` only what
-                stops it as a whole, such as too many items.
+            ChildFailed: A job of it has failed, unless ``gives`` says otherwise; its list is too large; or its run was
+                cancelled.
             Suspended: To end the attempt; let it pass.
             StepRefused: It cannot be, as with ``sleep``; or what was given is no task, no list, no source.
             PlanError: What would be run is wrong, such as a bound or an option; every fault is named, nothing started.

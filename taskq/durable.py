@@ -3,6 +3,7 @@
 A step is named by its name and by which call of that name it is within the attempt. The number is taken when the call
 begins, so that steps that run beside each other replay in the order in which they were begun. A call that raised gives
 its number back if no later call of that name has begun: a loop that tries again is one step, whichever try succeeds.
+A child that has failed keeps its number, since its failure is on record: asked for again, it is another child.
 
 Sleeps, waits and children are named likewise. One that is not over suspends the body: steps that run beside it, and
 starts of children, are let finish, then ``Suspended`` goes through the body, and nothing that the attempt asks for
@@ -164,7 +165,7 @@ class Steps:
                 record = await self._child(key, start)
             if record is None:
                 await self._suspend(key)
-            return given(self._ctx.job_id, key, start, record)
+        return given(self._ctx.job_id, key, start, record)
 
     def child_sync(self, start: Start) -> Any:
         """See ``JobContext.child_sync``."""
@@ -172,7 +173,7 @@ class Steps:
             record = self._ctx._bodies.wait("child_sync", self._child(key, start))
             if record is None:
                 self._suspend_now(key)
-            return given(self._ctx.job_id, key, start, record)
+        return given(self._ctx.job_id, key, start, record)
 
     async def _effect(
         self, key: Key, declared: Any, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

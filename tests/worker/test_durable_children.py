@@ -132,6 +132,35 @@ async def test_a_failed_child_fails_the_call_each_time_and_may_be_caught(
     assert await aconn.fetchval("select count(*) from taskq.history where task = 'breaks'") == 1
 
 
+async def test_a_child_that_has_failed_is_on_record_and_the_next_of_its_name_is_another(
+    run_worker: RunWorker, app: TaskQ, aconn: asyncpg.Connection
+) -> None:
+    @app.task(retry=ONCE)
+    async def part(n: int) -> int:
+        if n < 3:
+            raise ValueError(f"{n} is below 3")
+        return n
+
+    @app.task
+    async def works(ctx: JobContext) -> int:
+        for n in range(5):
+            try:
+                return await ctx.child(part, n)
+            except ChildFailed:
+                continue
+        raise AssertionError
+
+    async with run_worker():
+        job = await works.enqueue()
+        assert await job.result(timeout="60s") == 3
+    assert [row[1:3] for row in await children(aconn, job.id)] == [
+        (1, "failed"),
+        (2, "failed"),
+        (3, "failed"),
+        (4, "succeeded"),
+    ]
+
+
 async def test_a_workflow_runs_as_a_child(run_worker: RunWorker, app: TaskQ, aconn: asyncpg.Connection) -> None:
     @app.task(retry=ONCE)
     async def double(n: int) -> int:
