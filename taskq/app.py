@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from functools import cached_property
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Self, TypeAlias, TypeVar, cast, overload
 from uuid import UUID
@@ -89,7 +90,6 @@ class TaskQ:
         self._queues = check_queues({} if queues is None else queues)
         self._tasks: dict[str, Task[Any, Any]] = {}
         self._workflows: dict[str, Workflow[..., Any]] = {}
-        self._of_bodies: tuple[Task[..., Any], ...] = ()
         self._shapes: dict[tuple[Any, ...], Workflow[..., Any]] = {}
         self._cohorts = Cohorts()
         self._cohorts.meet(layer.cohort for layer in self._queues.values())
@@ -225,6 +225,7 @@ class TaskQ:
             InvalidPolicy: An option is not valid.
         """
         from taskq.reconcile_hooks import hook_task, refuse_hook_name
+        from taskq.workflow.hidden import refuse_name_of_bodies
 
         localns = sys._getframe(1).f_locals
         if reconcile is None and reconcile_retry is not None:
@@ -237,13 +238,12 @@ class TaskQ:
             kind = AsyncTask if is_async else SyncTask
             made: Task[Any, Any] = kind(self, function, name=name, layer=options, localns=localns, process=process)
             refuse_hook_name(made.name)
+            refuse_name_of_bodies(made.name)
             if made.name in self._tasks:
                 raise TaskDefinitionError(
                     f"two tasks are named {made.name!r}: {_place(self._tasks[made.name].fn)} and {_place(function)}; "
                     "give one of them another name=, since jobs are stored under it"
                 )
-            if made.takes_context and not self._of_bodies:
-                self._register_tasks_of_bodies(made)
             if reconcile is not None:
                 hook = hook_task(self, made, reconcile, retry=reconcile_retry, localns=localns)
                 # First, so that a worker has published it before a job of the task can need it.
@@ -253,19 +253,12 @@ class TaskQ:
 
         return register if fn is None else register(fn)
 
-    def _register_tasks_of_bodies(self, first: Task[Any, Any]) -> None:
-        """With the first task whose body may ask for maps and emits: whoever serves it serves them."""
+    @cached_property
+    def _of_bodies(self) -> tuple[Task[..., Any], ...]:
+        """The hidden tasks of maps and emits in durable bodies, which every worker has that may run such a body."""
         from taskq.workflow.hidden import tasks_of_bodies
 
-        hidden = tasks_of_bodies(self, self.resolve_policy(first.layer).queue)
-        for each in hidden:
-            if each.name in self._tasks or each.name == first.name:
-                raise TaskDefinitionError(
-                    f"there is a task {each.name!r}, which is what a hidden task of maps and emits in durable bodies "
-                    "is called; give it, or the workflow that it belongs to, another name="
-                )
-        self._of_bodies = hidden
-        self._tasks |= {each.name: each for each in hidden}
+        return tasks_of_bodies(self)
 
     # Workflows ------------------------------------------------------------------------------------------------------
 
@@ -327,6 +320,7 @@ class TaskQ:
             InvalidPolicy: An option is not valid.
         """
         from taskq.workflow.definition import Workflow
+        from taskq.workflow.hidden import refuse_name_of_bodies
 
         localns = sys._getframe(1).f_locals
 
@@ -340,6 +334,7 @@ class TaskQ:
                     f"{_place(function)}; give one of them another name=, since runs are stored under it"
                 )
             for hidden in made.hidden:
+                refuse_name_of_bodies(hidden.name)
                 if hidden.name in self._tasks:
                     raise TaskDefinitionError(
                         f"there is a task {hidden.name!r}, which is what workflow {made.name} calls a hidden task of "

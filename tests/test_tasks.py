@@ -240,6 +240,23 @@ def test_a_context_of_a_plain_call() -> None:
     ctx.logger.debug("seen")
 
 
+def test_names_of_hidden_tasks_of_bodies_are_taken() -> None:
+    app = TaskQ()
+
+    @app.task
+    async def part(n: int) -> int:
+        return n
+
+    def flow(n: int) -> int:
+        return part.step(n)
+
+    for declare in (app.task(name="taskq:collect"), app.workflow(name="taskq")):
+        with pytest.raises(TaskDefinitionError, match="hidden task of maps and emits in durable bodies"):
+            declare(flow)
+    assert list(app.tasks) == ["part"]
+    assert dict(app.workflows) == {}
+
+
 CORPUS = Path(__file__).parent / "typing"
 
 

@@ -14,6 +14,7 @@ from taskq.db.queries import load
 from taskq.durations import Duration, parse_duration
 from taskq.errors import NotDrained
 from taskq.worker import Worker, WorkerOptions
+from taskq.workflow.hidden import AWAIT_ANY, COLLECT
 
 __all__ = ["Drained", "drain", "drain_sync"]
 
@@ -146,7 +147,7 @@ async def _worker(app: TaskQ, queues: list[str], concurrency: int, done: Drained
 
 def _due(app: TaskQ, left: Sequence[Any]) -> list[Any]:
     due = [row for row in left if row["due"]]
-    if strange := [row for row in due if row["task"] not in app.tasks]:
+    if strange := [row for row in due if row["task"] not in {*app.tasks, AWAIT_ANY, COLLECT}]:
         raise NotDrained(
             f"the app has no task for {_named(strange)}; import the module that registers it, or give the test a "
             "database of its own"

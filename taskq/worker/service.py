@@ -88,6 +88,9 @@ class Worker:
         self._dsn = dsn
         self._schema = schema
         self._queues = self.options.queues or tuple(sorted({t.policy.queue for t in self._tasks.values()}))
+        for app_of in {task._app for task in self._tasks.values() if task.takes_context}:
+            # For the maps and emits of durable bodies; in the queues that these are served in.
+            self._tasks |= {each.name: each for each in app_of._of_bodies}
         if self.options.ends_commit == "async":
             _refuse_side_effects(self._tasks, self._queues)
         self.counts = Counts()

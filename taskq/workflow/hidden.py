@@ -4,8 +4,8 @@
 the task of a node that stands for a child run: its job is held until that run has ended, and then tells the parent how.
 
 The maps and emits of durable bodies are of workflows that nobody has registered, so that two tasks serve all of them:
-``taskq:await``, and ``taskq:collect``, which hands on what became of the items. An app has them with its first task
-that takes a context, and so has every worker that can run such a body.
+``taskq:await``, and ``taskq:collect``, which hands on what became of the items. A worker has them if a task of it takes
+a context, for then it may run such a body; its queue is that of the body.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -28,7 +27,16 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.workflow.definition import Workflow
 
-__all__ = ["AWAIT", "AWAIT_ANY", "COLLECT", "START", "await_task", "start_task", "tasks_of_bodies"]
+__all__ = [
+    "AWAIT",
+    "AWAIT_ANY",
+    "COLLECT",
+    "START",
+    "await_task",
+    "refuse_name_of_bodies",
+    "start_task",
+    "tasks_of_bodies",
+]
 
 START: Final = ":start"
 AWAIT: Final = ":await"
@@ -81,13 +89,21 @@ def await_task(app: TaskQ, workflow: Workflow[..., Any]) -> Task[..., Any]:
     return _hidden(app, workflow, AWAIT, body, _AWAIT_LAYER)
 
 
-def tasks_of_bodies(app: TaskQ, queue: str) -> tuple[Task[..., Any], ...]:
-    """The two tasks of maps and emits of durable bodies.
+def refuse_name_of_bodies(name: str) -> None:
+    """Refuse the name of one of the two tasks of maps and emits of durable bodies.
 
-    Args:
-        app: The application.
-        queue: One that its workers serve anyhow; the jobs of a map go to that of the body which asks for it.
+    Raises:
+        TaskDefinitionError: It is one.
     """
+    if name in (AWAIT_ANY, COLLECT):
+        raise TaskDefinitionError(
+            f"{name} is what a hidden task of maps and emits in durable bodies is called; give the task, or the "
+            "workflow that it would be of, another name="
+        )
+
+
+def tasks_of_bodies(app: TaskQ) -> tuple[Task[..., Any], ...]:
+    """These two tasks."""
 
     async def collect(ends: Any) -> Any:
         return ends
@@ -95,9 +111,8 @@ def tasks_of_bodies(app: TaskQ, queue: str) -> tuple[Task[..., Any], ...]:
     waits = _end_of_child(app)
     waits.__signature__ = inspect.Signature([_CONTEXT, _REST])
     waits.__annotations__ = {_CONTEXT.name: JobContext, "arguments": Any, "return": Any}
-    layer = replace(_AWAIT_LAYER, queue=queue)
     return tuple(
-        AsyncTask(app, _named(body, name, __name__, None), name=name, layer=layer)
+        AsyncTask(app, _named(body, name, __name__, None), name=name, layer=_AWAIT_LAYER)
         for name, body in ((AWAIT_ANY, waits), (COLLECT, collect))
     )
 

@@ -184,8 +184,6 @@ def _shape(
     key = (of, _key(options), over, gives, queue, tuple(takes), source)
     if (known := app._shapes.get(key)) is not None:
         return known
-    if not app._of_bodies:
-        raise StepRefused(f"{of.name} belongs to another TaskQ than the body; use tasks and workflows of the same one")
     waits, collects = app._of_bodies
     bounds: dict[str, Any] = {"at_once": over.at_once, "at_most": over.at_most, "ahead": over.ahead}
 

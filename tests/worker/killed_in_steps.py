@@ -1,6 +1,7 @@
 """An application whose worker is killed right before, or right after, a statement of a durable body.
 
-``KILLED`` is ``query:before|after:n``: the n-th time that this query is sent; or a fault of ``taskq.testing.faults``.
+``KILLED`` is ``query:before|after:n``: the n-th time that this query is sent; or a fault of ``taskq.testing.faults``;
+or ``page:at:n`` and ``item:at:n``, within the body of an emit that is at this item.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import signal
 from typing import Any
 
-from taskq import JobContext, Retry, TaskQ, constant
+from taskq import JobContext, Page, Retry, TaskQ, constant
 from taskq.testing import faults
 from taskq.worker.safe import SafeBodies
 
@@ -32,7 +33,7 @@ async def _killed(self: SafeBodies, query: str, limit: float, *args: Any) -> lis
 
 if "kill" in os.environ.get("KILLED", ""):
     faults.arm_from_environment({faults.VARIABLE: os.environ["KILLED"]})
-elif os.environ.get("KILLED"):
+elif os.environ.get("KILLED") and ":at:" not in os.environ["KILLED"]:
     SafeBodies._rows = _killed  # type: ignore[method-assign]
 
 
@@ -80,3 +81,32 @@ async def pays(ctx: JobContext) -> str:
     paid: str = await ctx.step("pay", note, ctx, "pay", effect_class="side_effecting")
     await ctx.step("mail", note, ctx, "mail", effect_class="side_effecting")
     return paid
+
+
+def _dies(at: str) -> None:
+    """The process of whom ``KILLED`` names, within the body of a page or of an item."""
+    if os.environ.get("KILLED") == at:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(retry=Retry(max_attempts=9, backoff=constant(0)))
+async def numbers(after: int | None, upto: int) -> Page[int, int]:
+    start = after or 0
+    _dies(f"page:at:{start}")
+    end = min(start + 7, upto)
+    return Page(list(range(start, end)), end if end < upto else None)
+
+
+@app.task(retry=Retry(max_attempts=9, backoff=constant(0)))
+async def double(ctx: JobContext, n: int) -> int:
+    async with await _connect() as conn:
+        await conn.execute("insert into public.called values (%s, %s, %s)", (ctx.job_id, ctx.claim_epoch, str(n)))
+    _dies(f"item:at:{n}")
+    return 2 * n
+
+
+@app.task(retry=Retry(max_attempts=9, backoff=constant(0)))
+async def emits(ctx: JobContext) -> list[int]:
+    pages = numbers.node(queue=ctx.queue).pages(upto=30)
+    found = await ctx.emit(double.using(queue=ctx.queue), pages, at_once=4, ahead=2)
+    return found + await ctx.map(double.using(queue=ctx.queue), [100])

@@ -182,6 +182,40 @@ async def test_a_worker_that_is_killed_around_the_start_of_a_child_starts_each_o
     assert await called.fetch("select * from taskq.check_invariants('all')") == []
 
 
+EMITS = {
+    "start_child:before:1": 0,
+    "start_child:after:1": 0,
+    "end_committed:after:kill": 0,
+    "page:at:14": 0,
+    "item:at:9": 1,
+    "start_child:after:2": 0,
+}
+"""Where the first worker is killed, and how many items are run again because of that."""
+
+
+async def test_a_worker_that_is_killed_within_an_emit_of_a_body_loses_and_doubles_no_item(
+    called: asyncpg.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    jobs = await kill_at(dsn, "emits", list(EMITS))
+    async with a_worker_that_lives(dsn, killed_in_steps.app, len(jobs)), TaskQ(dsn) as app:
+        for at in EMITS:
+            job: Job[Any] = Job(app, jobs[at].id)
+            assert await job.result(timeout=60) == [2 * n for n in (*range(30), 100)], at
+            query = "select name, occurrence, status from taskq.children where parent_job = $1 order by name"
+            found = [tuple(row) for row in await called.fetch(query, job.id)]
+            assert found == [("double:map", 1, "succeeded"), ("numbers/double:emit", 1, "succeeded")], at
+    # A job for each item and each page of each emit, and no more; what ran again is an attempt of the same.
+    made = "select task, count(*) from taskq.history where task in ('double', 'numbers') group by task order by task"
+    assert [tuple(row) for row in await called.fetch(made)] == [
+        ("double", 31 * len(EMITS)),
+        ("numbers", 5 * len(EMITS)),
+    ]
+    assert await called.fetchval("select count(*) from public.called") == 31 * len(EMITS) + sum(EMITS.values())
+    assert await called.fetchval("select count(*) from taskq.runs where parent_run is null") == 2 * len(EMITS)
+    assert await called.fetch("select * from taskq.check_invariants('all')") == []
+
+
 EFFECTS = {
     "start_step:before:1": (None, []),
     "start_step:after:1": ("pay", []),

@@ -12,6 +12,7 @@ from wiring_kit import faults, source, task
 from worker_kit import BOUND
 
 from taskq import Outcome, Page, Retry, RunFailed, Tally, TaskQ, TerminalEffect, collect, tally
+from taskq.errors import WiringError
 from taskq.testing import drain
 from taskq.workflow import Plan, Workflow
 from taskq.workflow.show import mermaid, text
@@ -152,11 +153,11 @@ def test_a_source_that_says_nothing_of_its_pages_is_wired_as_it_is(app: TaskQ) -
     assert len(app.workflow(flow).plan.children) == 1
 
 
-def test_pages_outside_of_a_workflow_are_refused(app: TaskQ) -> None:
+def test_pages_outside_of_a_workflow_are_for_bodies_and_have_no_bounds_of_their_own(app: TaskQ) -> None:
     of = files(app)
-    for made in (of, of.node()):
-        with pytest.raises(Exception, match=r"pages\(\) stands outside of a workflow"):
-            made.pages()
+    assert of.pages() == of.node().pages()
+    with pytest.raises(WiringError, match="pages of files: a source takes a name and the options of its jobs"):
+        of.node(at_once=2).pages()
 
 
 # As workers run them --------------------------------------------------------------------------------------------------
