@@ -47,6 +47,7 @@ def report(total: float, **percent: float) -> dict[str, Any]:
         "workflow/nested",
         "workflow/parts",
         "workflow/plan",
+        "workflow/shapes",
         "workflow/symbols",
         "workflow/wiring",
         "migrate/files",

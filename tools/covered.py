@@ -48,6 +48,7 @@ DECIDING: Final = (
     "taskq/workflow/nested.py",
     "taskq/workflow/parts.py",
     "taskq/workflow/plan.py",
+    "taskq/workflow/shapes.py",
     "taskq/workflow/symbols.py",
     "taskq/workflow/wiring.py",
     "taskq/migrate/*",
