@@ -510,19 +510,6 @@ class JobContext:
         items: Sequence[A],
         /,
         *,
-        gives: Literal["results"] = "results",
-        also: Mapping[str, object] | None = None,
-        name: str | None = None,
-        at_once: int | None = None,
-        at_most: int | None = None,
-    ) -> list[B]: ...
-    @overload
-    async def map(
-        self,
-        each: HasJob[A, ..., B] | HasRun[A, ..., B],
-        items: Sequence[A],
-        /,
-        *,
         gives: Literal["outcomes"],
         also: Mapping[str, object] | None = None,
         name: str | None = None,
@@ -542,6 +529,19 @@ class JobContext:
         at_once: int | None = None,
         at_most: int | None = None,
     ) -> Tally: ...
+    @overload
+    async def map(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        items: Sequence[A],
+        /,
+        *,
+        gives: Literal["results"] = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+    ) -> list[B]: ...
     async def map(
         self,
         each: Any,
@@ -590,19 +590,6 @@ class JobContext:
         items: Sequence[A],
         /,
         *,
-        gives: Literal["results"] = "results",
-        also: Mapping[str, object] | None = None,
-        name: str | None = None,
-        at_once: int | None = None,
-        at_most: int | None = None,
-    ) -> list[B]: ...
-    @overload
-    def map_sync(
-        self,
-        each: HasJob[A, ..., B] | HasRun[A, ..., B],
-        items: Sequence[A],
-        /,
-        *,
         gives: Literal["outcomes"],
         also: Mapping[str, object] | None = None,
         name: str | None = None,
@@ -622,6 +609,19 @@ class JobContext:
         at_once: int | None = None,
         at_most: int | None = None,
     ) -> Tally: ...
+    @overload
+    def map_sync(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        items: Sequence[A],
+        /,
+        *,
+        gives: Literal["results"] = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+    ) -> list[B]: ...
     def map_sync(
         self,
         each: Any,
@@ -648,20 +648,6 @@ class JobContext:
         pages: Pages[A],
         /,
         *,
-        gives: Literal["results"] = "results",
-        also: Mapping[str, object] | None = None,
-        name: str | None = None,
-        at_once: int | None = None,
-        at_most: int | None = None,
-        ahead: int | None = None,
-    ) -> list[B]: ...
-    @overload
-    async def emit(
-        self,
-        each: HasJob[A, ..., B] | HasRun[A, ..., B],
-        pages: Pages[A],
-        /,
-        *,
         gives: Literal["outcomes"],
         also: Mapping[str, object] | None = None,
         name: str | None = None,
@@ -683,6 +669,20 @@ class JobContext:
         at_most: int | None = None,
         ahead: int | None = None,
     ) -> Tally: ...
+    @overload
+    async def emit(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        pages: Pages[A],
+        /,
+        *,
+        gives: Literal["results"] = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+        ahead: int | None = None,
+    ) -> list[B]: ...
     async def emit(
         self,
         each: Any,
@@ -734,20 +734,6 @@ class JobContext:
         pages: Pages[A],
         /,
         *,
-        gives: Literal["results"] = "results",
-        also: Mapping[str, object] | None = None,
-        name: str | None = None,
-        at_once: int | None = None,
-        at_most: int | None = None,
-        ahead: int | None = None,
-    ) -> list[B]: ...
-    @overload
-    def emit_sync(
-        self,
-        each: HasJob[A, ..., B] | HasRun[A, ..., B],
-        pages: Pages[A],
-        /,
-        *,
         gives: Literal["outcomes"],
         also: Mapping[str, object] | None = None,
         name: str | None = None,
@@ -769,6 +755,20 @@ class JobContext:
         at_most: int | None = None,
         ahead: int | None = None,
     ) -> Tally: ...
+    @overload
+    def emit_sync(
+        self,
+        each: HasJob[A, ..., B] | HasRun[A, ..., B],
+        pages: Pages[A],
+        /,
+        *,
+        gives: Literal["results"] = "results",
+        also: Mapping[str, object] | None = None,
+        name: str | None = None,
+        at_once: int | None = None,
+        at_most: int | None = None,
+        ahead: int | None = None,
+    ) -> list[B]: ...
     def emit_sync(
         self,
         each: Any,
