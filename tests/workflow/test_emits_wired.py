@@ -155,7 +155,7 @@ def test_a_source_that_says_nothing_of_its_pages_is_wired_as_it_is(app: TaskQ) -
 
 def test_pages_outside_of_a_workflow_are_for_bodies_and_have_no_bounds_of_their_own(app: TaskQ) -> None:
     of = files(app)
-    assert of.pages() == of.node().pages()
+    assert (of.pages().task, of.node("list").pages().name) == (of, "list")
     with pytest.raises(WiringError, match="pages of files: a source takes a name and the options of its jobs"):
         of.node(at_once=2).pages()
 
