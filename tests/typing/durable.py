@@ -62,16 +62,16 @@ def right_sync(ctx: JobContext, paths: list[str]) -> None:
 
 @app.task
 async def wrong(ctx: JobContext, paths: list[str], sizes: list[int]) -> None:
-    await ctx.map(count, sizes)  # E: call-overload
-    await ctx.map(counted, sizes)  # E: call-overload
-    await ctx.map(nothing, paths)  # E: call-overload
+    await ctx.map(count, sizes)  # E: misc
+    await ctx.map(counted, sizes)  # E: misc
+    await ctx.map(nothing, paths)  # E: arg-type
     await ctx.map(len, paths)  # E: call-overload
     await ctx.map(count, paths, gives="all")  # E: call-overload
     await ctx.map(count, paths, ahead=1)  # E: call-overload
     await ctx.map(count, paths, by=2)  # E: call-overload
-    await ctx.emit(count, numbers.pages())  # E: call-overload
-    await ctx.emit(counted, numbers.pages())  # E: call-overload
+    await ctx.emit(count, numbers.pages())  # E: misc
+    await ctx.emit(counted, numbers.pages())  # E: misc
     await ctx.emit(count, files)  # E: call-overload
     await ctx.emit(count, files.pages())  # E: call-arg
-    ctx.map_sync(count, sizes)  # E: call-overload
-    ctx.emit_sync(count, numbers.pages())  # E: call-overload
+    ctx.map_sync(count, sizes)  # E: misc
+    ctx.emit_sync(count, numbers.pages())  # E: misc
