@@ -87,8 +87,8 @@ def refuse_hook_name(name: str) -> None:
     """
     if is_hook(name):
         raise TaskDefinitionError(
-            f"task {name}: names that end in {SUFFIX}, or have {SUFFIX}: in them, are those of hooks; declare one with "
-            "reconcile= or reconcile_steps= at its task, or choose another name"
+            f"task {name}: names that end in {SUFFIX} are those of hooks, and so are those with {SUFFIX}: in them; "
+            "declare one with reconcile= or reconcile_steps= at its task, or choose another name"
         )
 
 

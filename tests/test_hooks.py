@@ -260,7 +260,7 @@ def test_a_hook_of_a_step_that_cannot_be_asked_is_refused_where_it_is_declared(
 
 
 def test_names_with_a_hook_of_a_step_in_them_are_theirs_and_tell_what_they_ask_about() -> None:
-    with pytest.raises(TaskDefinitionError, match="or have :reconcile: in them, are those of hooks"):
+    with pytest.raises(TaskDefinitionError, match="and so are those with :reconcile: in them"):
         TaskQ().task(name="mine:reconcile:pay")(charge)
     asked = {"a": None, "a:reconcile": ("a", None), "a:reconcile:b:reconcile:c": ("a", "b:reconcile:c")}
     assert {name: asked_by(name) if is_hook(name) else None for name in asked} == asked

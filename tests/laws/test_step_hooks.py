@@ -224,10 +224,9 @@ def test_what_did_not_happen_waits_and_is_bounded_and_what_happened_is_neither(c
 
 def test_what_would_start_again_after_its_deadline_fails_and_what_happened_goes_on(conn: Conn) -> None:
     policy(conn, "hourly", retry={"backoff": HOURLY})
-    for happened, became in ((True, "pending"), (False, "failed")):
-        job = doubtful(conn, policy_id="hourly", deadline_in=1800)
-        assert answer(conn, job, happened) == became
-    assert get(conn, job)["error"]["type"] == "DeadlineExceeded"
+    did, did_not = (doubtful(conn, policy_id="hourly", deadline_in=1800) for _ in range(2))
+    assert (answer(conn, did, True), answer(conn, did_not, False)) == ("pending", "failed")
+    assert get(conn, did_not)["error"]["type"] == "DeadlineExceeded"
     assert violations(conn) == []
 
 

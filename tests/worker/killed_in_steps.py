@@ -9,7 +9,7 @@ import os
 import signal
 from typing import Any
 
-from taskq import JobContext, Retry, TaskQ, constant
+from taskq import DidNotHappen, Happened, JobContext, ReconcileContext, Retry, TaskQ, constant
 from taskq.testing import faults
 from taskq.worker.safe import SafeBodies
 
@@ -80,3 +80,14 @@ async def pays(ctx: JobContext) -> str:
     paid: str = await ctx.step("pay", note, ctx, "pay", effect_class="side_effecting")
     await ctx.step("mail", note, ctx, "mail", effect_class="side_effecting")
     return paid
+
+
+async def look(ctx: ReconcileContext) -> Happened[str] | DidNotHappen:
+    """Asked once the first worker is dead: what it has not noted then it never will."""
+    async with await _connect() as conn:
+        query = "select count(*) from public.called where job = %s and name = %s"
+        found = await (await conn.execute(query, (ctx.job_id, ctx.step))).fetchone()
+    return Happened("asked") if found[0] else DidNotHappen()
+
+
+asks = app.task(name="asks", retry=Retry(9, constant(0)), reconcile_steps={"pay": look, "mail": look})(pays.fn)
