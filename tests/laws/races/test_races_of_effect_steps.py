@@ -209,7 +209,7 @@ def test_of_a_hooks_answer_and_a_late_word_whichever_commits_first_stands(dsn: s
         said: str = one(c, query, job, happened)
         return said
 
-    worker, first = doubtful()
+    (worker, first), (frozen, second) = doubtful(), doubtful()
     with sessions(dsn) as [hook, body]:
         hook.begin()
         assert hook.do(lambda c: answer(c, first)) == "pending"
@@ -217,7 +217,6 @@ def test_of_a_hooks_answer_and_a_late_word_whichever_commits_first_stands(dsn: s
         body.waits_for(hook)
         hook.commit()
         assert telling.result() == "fenced"
-    frozen, second = doubtful()
     with sessions(dsn) as [body, hook]:
         body.begin()
         assert body.do(lambda c: tell(c, frozen, second)) == "late"
