@@ -395,8 +395,6 @@ def _checked(
 
 def _happened(answer: Any) -> Any:
     """The ``T`` of ``Happened[T]`` in what a hook is annotated to return; ``Any`` where it declares none."""
-    if typing.get_origin(answer) is typing.Annotated:
-        answer = typing.get_args(answer)[0]
     either = typing.get_origin(answer) in (typing.Union, types.UnionType)
     found = [typing.get_args(a)[0] for a in (typing.get_args(answer) if either else (answer,)) if _is_typed(a)]
     return typing.Union[tuple(found)] if found else Any  # noqa: UP007  # made at run time

@@ -26,7 +26,8 @@ from taskq import (
 )
 from taskq import ReconcileContext as Asked
 from taskq.errors import InvalidDuration, InvalidPolicy
-from taskq.reconcile_hooks import _Hook, asked_by, is_hook
+from taskq.reconcile import Answer
+from taskq.reconcile_hooks import _happened, _Hook, asked_by, is_hook
 
 if TYPE_CHECKING:
     from taskq import ReconcileContext
@@ -280,3 +281,19 @@ def test_a_hook_of_a_step_is_told_the_key_that_its_function_had() -> None:
         occurrence=2,
     )
     assert about.idempotency_key == f"{UUID(int=5)}:pay#2"
+
+
+@pytest.mark.parametrize(
+    ("declared", "gives"),
+    [
+        (Happened[int], int),
+        (Answer[int], int),
+        (Happened[int] | Happened[str] | StillUnknown, int | str),
+        (DidNotHappen | StillUnknown, Any),
+        (Happened, Any),
+        (Answer, Any),
+        (Any, Any),
+    ],
+)
+def test_what_a_hook_declares_to_have_happened_is_known(declared: Any, gives: Any) -> None:
+    assert _happened(declared) == gives
