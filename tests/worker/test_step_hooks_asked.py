@@ -224,3 +224,26 @@ async def test_a_worker_without_the_hook_is_given_no_question_about_the_step(
         async with run_worker(), run_worker(of=older):
             assert await (await app.tasks["works"].enqueue()).result(BOUND) == [9]
     assert len(bank.asked) == 1
+
+
+@pytest.mark.parametrize("which", ["works:reconcile", "works:reconcile:mail"])
+async def test_a_hook_is_not_asked_about_what_is_not_its_own(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, which: str
+) -> None:
+    """Nothing enqueues such a question; and a wrong answer would record an effect that did not happen."""
+    asked: list[int] = []
+
+    async def look(cents: int) -> DidNotHappen:
+        asked.append(cents)
+        return DidNotHappen()
+
+    async def works(ctx: JobContext, cents: int = 5) -> None:
+        await ctx.step("pay", Bank().pay, ctx, cents, effect_class="side_effecting")
+
+    app.task(reconcile=look, reconcile_steps={"mail": look})(works)
+    async with run_worker():
+        job = await app.tasks["works"].enqueue()
+        await until_status(aconn, job.id, "unknown")
+        assert await asking(aconn, job.id) is None
+        told = await (await app.tasks[which].enqueue(job.id, 1)).result(BOUND)
+    assert (told["answer"], asked, await status_of(aconn, job.id)) == ("overtaken", [], "unknown")
