@@ -311,9 +311,11 @@ class _Hook:
                     return _Decision(True, self._encoded(result))
                 except (ResultNotStorable, StepNotStorable) as exc:
                     said = describe(exc.__cause__ or exc)["message"]
-                    whose, like = ("the task's", "the body") if self.step is None else ("it declares", "the step")
+                    what, like = "is none of the task's", "the body"
+                    if self.step is not None:
+                        what, like = "is not what it is annotated to find", "the step"
                     raise ReconcileAnswerInvalid(
-                        f"the hook of {self._of} answered Happened with a result that is none of {whose}: "
+                        f"the hook of {self._of} answered Happened with a result that {what}: "
                         f"{said}. Nothing was resolved, and the hook is called again; return what {like} would have"
                     ) from exc
             case DidNotHappen():

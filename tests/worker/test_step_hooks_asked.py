@@ -141,8 +141,11 @@ async def test_a_step_that_never_happens_comes_to_an_end(
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        (Happened(9), "the hook of step pay of works answered Happened with a result that is none of it declares"),
-        (Happened(object()), "that is none of it declares: step pay"),
+        (
+            Happened(9),
+            "the hook of step pay of works answered Happened with a result that is not what it is annotated to find",
+        ),
+        (Happened(object()), "is not what it is annotated to find: step pay"),
         (True, "the hook of step pay of works answered with a bool, which says nothing"),
     ],
 )
