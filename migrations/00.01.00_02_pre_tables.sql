@@ -398,6 +398,7 @@ create table {{schema}}.task_config (
   policy_id text not null,
   required_worker_schema integer,
   reconcile_task text check ({{schema}}.valid_name(reconcile_task)),
+  reconcile_steps jsonb check (jsonb_typeof(reconcile_steps) = 'object'),
   published_at timestamptz not null,
   published_by uuid
 );
@@ -410,6 +411,8 @@ comment on column {{schema}}.task_config.effect_class is 'Its effect class, from
 comment on column {{schema}}.task_config.policy_id is 'Its resolved policy, from code.';
 comment on column {{schema}}.task_config.required_worker_schema is 'The capability level that its jobs require.';
 comment on column {{schema}}.task_config.reconcile_task is 'The task that asks what became of an attempt whose outcome is unknown; null where code gives no hook.';
+comment on column {{schema}}.task_config.reconcile_steps is
+  'The tasks that ask what became of side-effecting steps, by the name of the step; null where code gives none.';
 comment on column {{schema}}.task_config.published_at is 'When a worker last published it.';
 comment on column {{schema}}.task_config.published_by is 'That worker.';
 

@@ -21,21 +21,27 @@ comment on function {{schema}}.ensure_policy(text, integer, jsonb) is
   'Stores a resolved policy once; refuses names of effects that cannot tell them apart. Called in a transaction of its own before the first enqueue that needs it, so that a long transaction blocks nobody.';
 
 create function {{schema}}.publish_task(p_worker uuid, p_task text, p_queue text, p_priority integer, p_max_attempts integer,
-    p_effect_class text, p_policy_id text, p_required_worker_schema integer default null, p_reconcile_task text default null) returns void
+    p_effect_class text, p_policy_id text, p_required_worker_schema integer default null, p_reconcile_task text default null,
+    p_reconcile_steps jsonb default null) returns void
   language sql security definer set search_path = pg_catalog, pg_temp as $$
   -- Lock first: a worker that has published its hook meanwhile is seen by the next statement.
   select from {{schema}}.task_config c where c.task = p_task for update;
-  insert into {{schema}}.task_config as c (task, queue, priority, max_attempts, effect_class, policy_id, required_worker_schema, reconcile_task, published_at, published_by)
-    values (p_task, p_queue, p_priority, p_max_attempts, p_effect_class, p_policy_id, p_required_worker_schema, p_reconcile_task, {{schema}}.now(), p_worker)
+  insert into {{schema}}.task_config as c (task, queue, priority, max_attempts, effect_class, policy_id, required_worker_schema, reconcile_task, reconcile_steps,
+      published_at, published_by)
+    values (p_task, p_queue, p_priority, p_max_attempts, p_effect_class, p_policy_id, p_required_worker_schema, p_reconcile_task,
+      nullif(p_reconcile_steps, '{}'), {{schema}}.now(), p_worker)
     on conflict (task) do update set queue = excluded.queue, priority = excluded.priority, max_attempts = excluded.max_attempts,
       effect_class = excluded.effect_class, policy_id = excluded.policy_id, required_worker_schema = excluded.required_worker_schema,
       -- An older worker that starts later knows of no hook: it stays while a live worker has it.
       reconcile_task = coalesce(excluded.reconcile_task,
         (select c.reconcile_task where exists (select from {{schema}}.workers w where w.status = 'live' and c.reconcile_task = any(w.tasks)))),
+      -- Likewise each step's, which has a task of its own to be known by.
+      reconcile_steps = nullif(coalesce((select jsonb_object_agg(s.key, s.value) from jsonb_each_text(c.reconcile_steps) s
+        where exists (select from {{schema}}.workers w where w.status = 'live' and s.value = any(w.tasks))), '{}') || coalesce(excluded.reconcile_steps, '{}'), '{}'),
       published_at = excluded.published_at, published_by = excluded.published_by
 $$;
-comment on function {{schema}}.publish_task(uuid, text, text, integer, integer, text, text, integer, text) is
-  'A worker publishes at boot what its code says about a task. The last one counts, but where it gives no hook, that of a live worker stays.';
+comment on function {{schema}}.publish_task(uuid, text, text, integer, integer, text, text, integer, text, jsonb) is
+  'A worker publishes at boot what its code says about a task. The last one counts, but where it gives no hook, that of a live worker stays; so does that of each step.';
 
 -- A few jobs are announced to two of the workers that are asleep, named at the end of the message by the ends of their ids;
 -- one that has more than it can take announces it to two more. With everybody told, 20 idle workers made 20 claims a job.

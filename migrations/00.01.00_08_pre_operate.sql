@@ -202,8 +202,9 @@ comment on function {{schema}}.backoff(text, integer) is 'Seconds to wait before
 -- of the job's row. p_epoch: the attempt that the decision is about; null for the one that is open.
 -- "Did not happen" runs the job again, and counts as a recovery. An operator may say so as often as they like: each time
 -- somebody has looked, and it is on record who. A hook may not: p_bounded keeps it to max_recoveries, and to the curve.
+-- And it answers for what it was asked about alone: p_step, the step; null for the whole body.
 create function {{schema}}.decide_unknown(p_job uuid, p_epoch bigint, p_happened boolean, p_result jsonb, p_reason text, p_actor text, p_bounded boolean,
-    p_error jsonb default null) returns text
+    p_error jsonb default null, p_step text default null) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_job {{schema}}.jobs;
@@ -271,11 +272,15 @@ begin
   v_now := {{schema}}.now();
   if v_job.effect_class <> 'side_effecting' and v_job.effect_started_at is not null then
     -- What nobody knows is one step. Told, the rest of the body goes on.
-    if p_bounded then
-      perform {{schema}}.refuse_hook(v_job);
-    end if;
     v_step := {{schema}}.settle_step(v_job, p_happened, coalesce(p_result, 'null'), p_error);
   end if;
+  if p_bounded and p_step is distinct from v_step then
+    raise exception using errcode = 'WF012',
+      message = format('the answer is about %s of job %s, and what is unknown is %s', coalesce('step ' || p_step, 'the whole body'), p_job, coalesce('step ' || v_step, 'the whole body')),
+      detail = jsonb_build_object('job_id', p_job, 'status', 'unknown')::text, hint = 'Nothing was changed: a hook answers for what it was asked about.';
+  end if;
+  -- A step that happened is not called again: neither bound nor delay.
+  p_bounded := p_bounded and not p_happened;
   if p_happened and v_step is null then
     perform {{schema}}.finish(v_job, 'succeeded', 'resolved', p_result, null);
     v_answer := 'succeeded';
@@ -291,11 +296,11 @@ begin
     end if;
     if v_job.recoveries > v_bound then
       perform {{schema}}.finish(v_job, 'failed', 'resolved', null, jsonb_build_object('type', 'RecoveryExhausted',
-        'message', format('its effect did not happen, and it has been recovered %s times already, the limit is %s', v_job.recoveries - 1, v_bound), 'reason', p_reason));
+        'message', format('its effect%s did not happen, and it has been recovered %s times already, the limit is %s', ' of step ' || v_step, v_job.recoveries - 1, v_bound), 'reason', p_reason));
       v_answer := 'failed';
     elsif p_bounded and v_now + make_interval(secs => v_delay) > v_job.deadline then
       perform {{schema}}.finish(v_job, 'failed', 'resolved', null, jsonb_build_object('type', 'DeadlineExceeded',
-        'message', 'its effect did not happen, and the next start would be after the deadline', 'deadline', v_job.deadline, 'reason', p_reason));
+        'message', format('its effect%s did not happen, and the next start would be after the deadline', ' of step ' || v_step), 'deadline', v_job.deadline, 'reason', p_reason));
       v_answer := 'failed';
     else
       insert into {{schema}}.ledger (job_id, ended_at, claimed_at, claim_epoch, worker_id, effect_started_at, attempt, generation, outcome, error)
@@ -313,8 +318,8 @@ begin
     || case when v_step is not null then jsonb_build_object('step', v_step) else '{}' end);
   return v_answer;
 end $$;
-comment on function {{schema}}.decide_unknown(uuid, bigint, boolean, jsonb, text, text, boolean, jsonb) is
-  'Decides an unknown outcome, of the given attempt where one is given; with p_error, a step has failed with it. Called by resolve, resolve_attempt, answer_reconcile and end_step alone.';
+comment on function {{schema}}.decide_unknown(uuid, bigint, boolean, jsonb, text, text, boolean, jsonb, text) is
+  'Decides an unknown outcome, of the given attempt where one is given; with p_error, a step has failed with it. A hook (p_bounded) decides nothing but what it names: p_step, or the whole body. Called by resolve, resolve_attempt, answer_reconcile and end_step alone.';
 
 create function {{schema}}.resolve(job_id uuid, happened boolean, result jsonb default null, reason text default null, actor text default null) returns text
   language sql security definer set search_path = pg_catalog, pg_temp as $$

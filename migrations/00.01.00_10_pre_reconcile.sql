@@ -1,6 +1,19 @@
 -- Reconciling: asking the outside world what became of an attempt whose outcome was never told. The asking is a job of its
--- own, of the task that the asking task's code names as its hook (task_config.reconcile_task); it answers through
--- answer_reconcile. Its payload names the attempt and nothing more: the worker reads the rest from the row.
+-- own, of the task that the code of the unknown job's task names as its hook: task_config.reconcile_task for the whole body,
+-- task_config.reconcile_steps for a step. It answers through answer_reconcile. Its payload names the attempt and nothing more:
+-- the worker reads the rest from the row.
+
+create function {{schema}}.hook_of(p_job {{schema}}.jobs) returns text
+  language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  if p_job.effect_class <> 'side_effecting' and p_job.effect_started_at is not null then
+    return (select c.reconcile_steps ->> s.name from {{schema}}.task_config c, {{schema}}.steps s
+      where c.task = p_job.task and s.job_id = p_job.id and s.generation = p_job.generation and s.kind = 'step' and not s.done limit 1);
+  end if;
+  return (select c.reconcile_task from {{schema}}.task_config c where c.task = p_job.task);
+end $$;
+comment on function {{schema}}.hook_of({{schema}}.jobs) is
+  'The task that can ask what became of this unknown attempt: that of the step whose effect is under way, else that of the whole body; null for none.';
 
 -- One open job for each attempt: a unique key, held while that job is in jobs, sees to it.
 create function {{schema}}.enqueue_reconcile(p_job {{schema}}.jobs) returns uuid
@@ -10,10 +23,7 @@ declare
   v_deadline double precision;
   v_id uuid;
 begin
-  if p_job.effect_class <> 'side_effecting' and p_job.effect_started_at is not null then
-    return null;
-  end if;
-  select r.* into v_hook from {{schema}}.task_config c join {{schema}}.task_config r on r.task = c.reconcile_task where c.task = p_job.task;
+  select r.* into v_hook from {{schema}}.task_config r where r.task = {{schema}}.hook_of(p_job);
   if not found then
     return null;
   end if;
@@ -28,15 +38,7 @@ begin
   return v_id;
 end $$;
 comment on function {{schema}}.enqueue_reconcile({{schema}}.jobs) is
-  'Enqueues the job that reconciles this unknown attempt, or finds the one that is open; null where its task has no hook for it, and where what is unknown is a step: the hook answers for the whole job.';
-
-create function {{schema}}.refuse_hook(p_job {{schema}}.jobs) returns void
-  language plpgsql set search_path = pg_catalog, pg_temp as $$
-begin
-  raise exception using errcode = 'WF012', message = format('what is unknown of job %s is the effect of a step, and a hook answers for the whole job', p_job.id),
-    detail = jsonb_build_object('job_id', p_job.id, 'status', 'unknown')::text, hint = 'Decide yourself: taskq jobs resolve.';
-end $$;
-comment on function {{schema}}.refuse_hook({{schema}}.jobs) is 'Raises WF012: no hook can answer for a step.';
+  'Enqueues the job that reconciles this unknown attempt, or finds the one that is open; null where its task has no hook for what is unknown of it: the whole body, or one of its steps.';
 
 create function {{schema}}.request_reconcile(p_job {{schema}}.jobs) returns uuid
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -57,9 +59,8 @@ begin
   for v_job in
     select j.* from {{schema}}.jobs j
      where j.status = 'unknown' and (p_after is null or j.id > p_after)
-       and (j.effect_class = 'side_effecting' or j.effect_started_at is null)
-       and exists (select from {{schema}}.task_config c where c.task = j.task and c.reconcile_task is not null)
        and exists (select from {{schema}}.unknowns u where u.job_id = j.id and u.claim_epoch = j.claim_epoch and u.reconcile_job is null)
+       and {{schema}}.hook_of(j) is not null
      order by j.id limit p_limit for update of j skip locked
   loop
     job_id := v_job.id;
@@ -74,7 +75,7 @@ begin
   end loop;
 end $$;
 comment on function {{schema}}.reconcile_missing(uuid, integer) is
-  'Enqueues the reconciling jobs of up to p_limit unknown attempts that have had none, though their task has a hook now, in the order of their ids from p_after on. Answers each with its job, null where that could not be made. Repeat with the last id until it returns nothing.';
+  'Enqueues the reconciling jobs of up to p_limit unknown attempts that have had none, though their task has a hook for them now, in the order of their ids from p_after on. Answers each with its job, null where that could not be made. Repeat with the last id until it returns nothing.';
 
 create function {{schema}}.reconcile(job_id uuid, reason text default null, actor text default null)
     returns table (answer text, reconcile_job uuid)
@@ -83,7 +84,6 @@ create function {{schema}}.reconcile(job_id uuid, reason text default null, acto
 declare
   v_job {{schema}}.jobs;
   v_open {{schema}}.jobs;
-  v_key text;
 begin
   select * into v_job from {{schema}}.jobs j where j.id = job_id for update;
   if not found and not exists (select from {{schema}}.history h where h.id = job_id and h.finished_at >= {{schema}}.id_time(job_id) - interval '1 day') then
@@ -94,14 +94,8 @@ begin
     raise exception using errcode = 'WF012', message = format('job %s is %s, not unknown', job_id, coalesce(v_job.status, 'finished')),
       detail = jsonb_build_object('job_id', job_id, 'status', v_job.status)::text, hint = 'Only an unknown outcome is asked about.';
   end if;
-  if v_job.effect_class <> 'side_effecting' and v_job.effect_started_at is not null then
-    perform {{schema}}.refuse_hook(v_job);
-  end if;
-  v_key := v_job.id || '/' || v_job.claim_epoch;
-  select o.* into v_open from {{schema}}.task_config c
-    join {{schema}}.unique_keys k on k.scope = c.reconcile_task and k.key = v_key
-    join {{schema}}.jobs o on o.id = k.job_id
-   where c.task = v_job.task;
+  select o.* into v_open from {{schema}}.unique_keys k join {{schema}}.jobs o on o.id = k.job_id
+   where k.scope = {{schema}}.hook_of(v_job) and k.key = v_job.id || '/' || v_job.claim_epoch;
   if v_open.id is not null then
     update {{schema}}.jobs o set run_at = least(o.run_at, {{schema}}.now()) where o.id = v_open.id and o.status = 'pending';
     answer := case when found then 'due' else v_open.status end;
@@ -110,9 +104,10 @@ begin
   else
     reconcile_job := {{schema}}.enqueue_reconcile(v_job);
     if reconcile_job is null then
-      raise exception using errcode = 'WF012', message = format('task %s has no hook that could be asked', v_job.task),
+      raise exception using errcode = 'WF012', message = format('%stask %s has no hook that could be asked', (select format('step %s of ', s.name)
+          from {{schema}}.steps s where s.job_id = v_job.id and s.generation = v_job.generation and s.kind = 'step' and not s.done limit 1), v_job.task),
         detail = jsonb_build_object('job_id', job_id, 'status', 'unknown')::text,
-        hint = 'Declare one with reconcile= and start a worker that has it, or decide yourself: taskq jobs resolve.';
+        hint = 'Declare one with reconcile=, for a step with reconcile_steps=, and start a worker that has it, or decide yourself: taskq jobs resolve.';
     end if;
     answer := 'enqueued';
   end if;
@@ -124,17 +119,18 @@ comment on function {{schema}}.reconcile(uuid, text, text) is
   'Has an unknown outcome asked about now: enqueues its reconciling job (enqueued), also where one has failed before, or makes the one that waits due (due); running where it is being asked already.';
 
 -- Apart from resolve_attempt: what code says again and again needs a bound, what people decide does not.
-create function {{schema}}.answer_reconcile(job_id uuid, claim_epoch bigint, happened boolean, result jsonb default null, reason text default null, actor text default null) returns text
+create function {{schema}}.answer_reconcile(job_id uuid, claim_epoch bigint, happened boolean, result jsonb default null, reason text default null, actor text default null,
+    step text default null) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_variable
 begin
   if claim_epoch is null then
     raise exception using errcode = 'WF009', message = 'answer_reconcile needs the epoch of the attempt', hint = 'Give the one that the hook was asked about.';
   end if;
-  return {{schema}}.decide_unknown(job_id, claim_epoch, happened, result, reason, actor, true);
+  return {{schema}}.decide_unknown(job_id, claim_epoch, happened, result, reason, actor, true, null, step);
 end $$;
-comment on function {{schema}}.answer_reconcile(uuid, bigint, boolean, jsonb, text, text) is
-  'What a reconcile hook has answered about an attempt: like resolve_attempt, but each did-not-happen waits as the retry policy says, and is one of max_recoveries; past that, or where the next start would be after the deadline, the job ends as failed (RecoveryExhausted, DeadlineExceeded).';
+comment on function {{schema}}.answer_reconcile(uuid, bigint, boolean, jsonb, text, text, text) is
+  'What a reconcile hook has answered about an attempt, or about the step of it that it names (NAME, or NAME #N from the second of one name on): like resolve_attempt, but refused where something else is unknown, and each did-not-happen waits as the retry policy says, and is one of max_recoveries; past that, or where the next start would be after the deadline, the job ends as failed (RecoveryExhausted, DeadlineExceeded).';
 
 create view {{schema}}.unknown_outcomes as
   select j.id as job_id, j.queue, j.task, j.claim_epoch, j.claimed_by as worker_id, w.name as worker, j.claimed_at, j.effect_started_at, j.cancel_requested_at,

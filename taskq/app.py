@@ -155,6 +155,7 @@ class TaskQ:
         history: History | Unset = UNSET,
         process: bool = False,
         reconcile: Callable[..., _Undecided | Coroutine[Any, Any, _Undecided]] | None = None,
+        reconcile_steps: Mapping[str, Callable[..., HookAnswer[Any]]] | None = None,
         reconcile_retry: Retry | None = None,
     ) -> TaskDecorator: ...
     @overload
@@ -163,6 +164,7 @@ class TaskQ:
         /,
         *,
         reconcile: Callable[..., HookAnswer[R]],
+        reconcile_steps: Mapping[str, Callable[..., HookAnswer[Any]]] | None = None,
         reconcile_retry: Retry | None = None,
         name: str | None = None,
         queue: str | Unset = UNSET,
@@ -189,6 +191,7 @@ class TaskQ:
         name: str | None = None,
         process: bool = False,
         reconcile: Callable[..., Any] | None = None,
+        reconcile_steps: Mapping[str, Callable[..., Any]] | None = None,
         reconcile_retry: Retry | None = None,
         **layer: Any,
     ) -> Any:
@@ -209,7 +212,9 @@ class TaskQ:
                 parameters of the function, after an optional first ``ctx: ReconcileContext``, and returns
                 ``Happened(result)``, ``DidNotHappen()`` or ``StillUnknown(retry_in=...)``. It may run more than once,
                 so it only looks; ``DidNotHappen`` has a rule, see there.
-            reconcile_retry: What happens when the hook fails. Without it: 20 attempts, 5 s to an hour apart.
+            reconcile_steps: The same for its side-effecting steps: a hook for each name of a step that is to be asked
+                about. It takes the same parameters, and answers with what the step's function would have returned.
+            reconcile_retry: What happens when a hook fails. Without it: 20 attempts, 5 s to an hour apart.
                 ``StillUnknown`` uses up none of them; the task's ``max_retry_afters`` bounds it.
             **layer: What the task says about the policy: queue, priority (0 to 9, higher first), retry,
                 max_attempts, timeout, deadline (from enqueue), effect_class (``"pure"``, ``"idempotent"`` or
@@ -224,12 +229,14 @@ class TaskQ:
             TaskDefinitionError: The function cannot be a task, the name is taken, or there is no such option.
             InvalidPolicy: An option is not valid.
         """
-        from taskq.reconcile_hooks import hook_task, refuse_hook_name
+        from taskq.reconcile_hooks import hook_task, refuse_hook_name, step_hooks
         from taskq.workflow.hidden import refuse_name_of_bodies
 
         localns = sys._getframe(1).f_locals
-        if reconcile is None and reconcile_retry is not None:
-            raise TaskDefinitionError("reconcile_retry says nothing without a hook; give reconcile= as well")
+        if reconcile is None and not reconcile_steps and reconcile_retry is not None:
+            raise TaskDefinitionError(
+                "reconcile_retry says nothing without a hook; give reconcile= as well, or reconcile_steps="
+            )
         options = check_task_options(layer)
         self._cohorts.meet([options.cohort])
 
@@ -245,9 +252,12 @@ class TaskQ:
                     "give one of them another name=, since jobs are stored under it"
                 )
             if reconcile is not None:
-                hook = hook_task(self, made, reconcile, retry=reconcile_retry, localns=localns)
-                # First, so that a worker has published it before a job of the task can need it.
-                self._tasks[hook.name] = made.reconcile_task = hook
+                made.reconcile_task = hook_task(self, made, reconcile, retry=reconcile_retry, localns=localns)
+            if reconcile_steps is not None:
+                made.reconcile_steps = step_hooks(self, made, reconcile_steps, retry=reconcile_retry, localns=localns)
+            hooks = [made.reconcile_task, *made.reconcile_steps.values()]
+            # First, so that a worker has published them before a job of the task can need one.
+            self._tasks |= {hook.name: hook for hook in hooks if hook is not None}
             self._tasks[made.name] = made
             return made
 

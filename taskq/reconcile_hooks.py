@@ -1,39 +1,58 @@
 """How a reconcile hook is called: the hidden task that asks it about one attempt, and resolves the job by its answer.
 
-Each hook has a task of its own, ``<task>:reconcile``, which workers run like any other: with its retries, its backoff
-and its bound. It reads the attempt from the database, calls the hook, and sends the answer fenced on the attempt's
-epoch, so that an answer that comes too late changes nothing. Nothing here runs the body.
+Each hook has a task of its own, ``<task>:reconcile``, or ``<task>:reconcile:<step>`` for a side-effecting step, which
+workers run like any other: with its retries, its backoff and its bound. It reads the attempt from the database, calls
+the hook, and sends the answer fenced on the attempt's epoch, so that an answer that comes too late changes nothing.
+Nothing here runs the body.
+
+A task for each hook, since a worker takes jobs of the tasks that it knows: while two releases run beside each other,
+none is given a question about a step that its own code has no hook for.
 """
 
 from __future__ import annotations
 
 import inspect
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from taskq.codec_signature import hints_of
+from taskq.codec_types import readable
 from taskq.context import JobContext
 from taskq.durations import parse_duration
 from taskq.errors import (
     InvalidPolicy,
     ReconcileAnswerInvalid,
     ResultNotStorable,
+    StepNotStorable,
+    StepRefused,
     TaskDefinitionError,
     WrongState,
     describe,
 )
 from taskq.outcomes import RetryAfter
 from taskq.policy import PolicyLayer, Retry, exponential
-from taskq.reconcile import DidNotHappen, Happened, ReconcileContext, StillUnknown
+from taskq.reconcile import Answer, DidNotHappen, Happened, ReconcileContext, StillUnknown
+from taskq.steps import Key, check_name, encode
 from taskq.tasks import AsyncTask, SyncTask, Task
 from taskq.telemetry import get_logger
 
 if TYPE_CHECKING:
     from taskq.app import TaskQ
 
-__all__ = ["DEFAULT_RECONCILE_RETRY", "RECONCILE_PRIORITY", "SUFFIX", "hook_task", "is_hook", "refuse_hook_name"]
+__all__ = [
+    "DEFAULT_RECONCILE_RETRY",
+    "RECONCILE_PRIORITY",
+    "SUFFIX",
+    "asked_by",
+    "hook_task",
+    "is_hook",
+    "refuse_hook_name",
+    "step_hooks",
+]
 
 log = get_logger("reconcile")
 
@@ -42,13 +61,22 @@ DEFAULT_RECONCILE_RETRY: Final = Retry(max_attempts=20, backoff=exponential("5s"
 """How often a hook that fails is called, and how far apart: about 9 hours in all."""
 RECONCILE_PRIORITY: Final = 9
 """The highest: what a hook decides may hold up money, and must not wait behind the backlog of its queue."""
-_NAMES: Final = {c.__name__: c for c in (ReconcileContext, Happened, DidNotHappen, StillUnknown)}
+_MOST: Final = 128
+"""Characters of a task's name."""
+_NAMES: Final = {c.__name__: c for c in (ReconcileContext, Happened, DidNotHappen, StillUnknown)} | {"Answer": Answer}
 """What a module may import for its type checker only."""
 
 
 def is_hook(task: str) -> bool:
     """Whether a task of that name asks a hook."""
-    return task.endswith(SUFFIX)
+    return task.endswith(SUFFIX) or f"{SUFFIX}:" in task
+
+
+def asked_by(hook: str) -> tuple[str, str | None]:
+    """The task that a hook's task asks about, and the step; None for the whole body."""
+    # The first one: no task of an application has it in its name, and a step may.
+    task, found, step = hook.partition(f"{SUFFIX}:")
+    return (task, step) if found else (hook.removesuffix(SUFFIX), None)
 
 
 def refuse_hook_name(name: str) -> None:
@@ -59,15 +87,21 @@ def refuse_hook_name(name: str) -> None:
     """
     if is_hook(name):
         raise TaskDefinitionError(
-            f"task {name}: names that end in {SUFFIX} are those of hooks; declare one with reconcile= at its task, or "
-            "choose another name"
+            f"task {name}: names that end in {SUFFIX} are those of hooks, and so are those with {SUFFIX}: in them; "
+            "declare one with reconcile= or reconcile_steps= at its task, or choose another name"
         )
 
 
 def hook_task(
-    app: TaskQ, task: Task[..., Any], fn: object, *, retry: Retry | None, localns: Mapping[str, Any] | None
+    app: TaskQ,
+    task: Task[..., Any],
+    fn: object,
+    *,
+    retry: Retry | None,
+    localns: Mapping[str, Any] | None,
+    step: str | None = None,
 ) -> Task[..., Any]:
-    """The hidden task that asks a task's hook.
+    """The hidden task that asks a task's hook, or that of one of its steps.
 
     Args:
         app: The application of both.
@@ -75,6 +109,7 @@ def hook_task(
         fn: The hook.
         retry: What happens when the hook fails; ``DEFAULT_RECONCILE_RETRY`` if not given.
         localns: Names of the place where both are defined, for annotations that are text.
+        step: The step whose hook it is; None for that of the whole body.
 
     Raises:
         TaskDefinitionError: The hook does not fit the task; the message says what.
@@ -82,7 +117,7 @@ def hook_task(
     """
     if retry is not None and not isinstance(retry, Retry):
         raise InvalidPolicy(f"reconcile_retry is {retry!r}; give Retry(max_attempts=..., backoff=...)")
-    hook = _Hook(app, task, *_checked(task, fn, localns))
+    hook = _Hook(app, task, *_checked(task, fn, localns, step))
     # Without its effects, which may name tasks that come later; none are promised for the asking.
     policy = app.resolve_policy(task.layer)
     layer = PolicyLayer(
@@ -97,15 +132,55 @@ def hook_task(
         effects=(),
         history="full",
     )
-    name = f"{task.name}{SUFFIX}"
-    if len(name) > 128:
+    if len(hook.name) > _MOST and step is None:
         raise TaskDefinitionError(
-            f"task {task.name}: with a hook its name has at most {128 - len(SUFFIX)} characters, since the hook's is "
+            f"task {task.name}: with a hook its name has at most {_MOST - len(SUFFIX)} characters, since the hook's is "
             f"that and {SUFFIX}; choose a shorter name="
         )
+    if len(hook.name) > _MOST:
+        raise TaskDefinitionError(
+            f"task {task.name}: its name and that of step {step} have together at most {_MOST - len(SUFFIX) - 1} "
+            f"characters, since the hook's is both with {SUFFIX}: between them; choose shorter ones, or where they are "
+            "on record already, decide what becomes of that step by hand"
+        )
     if inspect.iscoroutinefunction(hook.fn):
-        return AsyncTask(app, hook.async_body(), name=name, layer=layer)
-    return SyncTask(app, hook.sync_body(), name=name, layer=layer)
+        return AsyncTask(app, hook.async_body(), name=hook.name, layer=layer)
+    return SyncTask(app, hook.sync_body(), name=hook.name, layer=layer)
+
+
+def step_hooks(
+    app: TaskQ, task: Task[..., Any], hooks: object, *, retry: Retry | None, localns: Mapping[str, Any] | None
+) -> dict[str, Task[..., Any]]:
+    """The hidden tasks that ask the hooks of a task's side-effecting steps, by the name of the step.
+
+    Raises:
+        TaskDefinitionError: One does not fit, or the task has no such steps; the message says what.
+        InvalidPolicy: The retry is none.
+    """
+
+    def refuse(what: str) -> TaskDefinitionError:
+        return TaskDefinitionError(f"task {task.name}: {what}")
+
+    if not isinstance(hooks, Mapping):
+        raise refuse(f'reconcile_steps is {hooks!r}; give the hooks by the name of their step, such as {{"pay": ask}}')
+    if not hooks:
+        return {}
+    if task.process or not task.takes_context:
+        why = "it runs in a child process (process=True)" if task.process else "it takes no ctx: JobContext"
+        raise refuse(f"reconcile_steps names steps, and it has none, since {why}; leave the one or the other out")
+    if app.resolve_policy(task.layer).effect_class == "side_effecting":
+        raise refuse(
+            "it is side_effecting, so its own effect start stands for all that its body does, and its steps have none; "
+            "declare a hook for the whole body with reconcile=, or make it idempotent and its effects steps"
+        )
+    made = {}
+    for step, fn in hooks.items():
+        try:
+            check_name("a step of reconcile_steps", step)
+        except StepRefused as exc:
+            raise refuse(str(exc)) from None
+        made[step] = hook_task(app, task, fn, retry=retry, localns=localns, step=step)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +194,8 @@ class _Decision:
         """The arguments of ``answer_reconcile``."""
         said = "Happened" if self.happened else "DidNotHappen"
         reason, actor = f"the reconcile hook answered {said}", f"reconcile:{asking_job}"
-        return str(asked.job_id), asked.claim_epoch, self.happened, self.result, reason, actor
+        step = None if asked.step is None else str(Key("step", asked.step, asked.occurrence or 1))
+        return str(asked.job_id), asked.claim_epoch, self.happened, self.result, reason, actor, step
 
 
 class _Hook:
@@ -132,12 +208,17 @@ class _Hook:
         fn: Callable[..., Any],
         takes_context: bool,
         signature: inspect.Signature,
+        step: str | None = None,
+        gives: Any = Any,
     ) -> None:
         self.app = app
         self.task = task
         self.fn = fn
         self.takes_context = takes_context
+        self.step = step
+        self.name = f"{task.name}{SUFFIX}" if step is None else f"{task.name}{SUFFIX}:{step}"
         self._signature = signature
+        self._gives = gives
 
     def async_body(self) -> Callable[..., Any]:
         """The body of the hidden task, for an async hook."""
@@ -179,12 +260,12 @@ class _Hook:
 
     def _named(self, ask: Callable[..., Any]) -> Callable[..., Any]:
         ask.__doc__ = self.fn.__doc__
-        ask.__name__ = ask.__qualname__ = f"{self.task.name}{SUFFIX}"
+        ask.__name__ = ask.__qualname__ = self.name
         return ask
 
     def names(self, job_id: UUID, claim_epoch: int) -> tuple[Any, ...]:
-        """What names the attempt in the database."""
-        return str(job_id), claim_epoch, self.task.name
+        """What names the attempt in the database, and what of it is asked about."""
+        return str(job_id), claim_epoch, self.task.name, self.step
 
     def question(
         self, rows: Sequence[Sequence[Any]], job_id: UUID, claim_epoch: int
@@ -196,7 +277,7 @@ class _Hook:
         """
         if not rows:
             return None
-        payload, attempt, generation, key_generation, since, reason = rows[0]
+        payload, attempt, generation, key_generation, since, reason, occurrence = rows[0]
         about = ReconcileContext(
             job_id=job_id,
             task=self.task.name,
@@ -206,6 +287,8 @@ class _Hook:
             key_generation=key_generation,
             since=since,
             reason=reason,
+            step=self.step,
+            occurrence=occurrence,
         )
         # With the task's defaults for what the job left out: the hook sees what the body saw.
         bound = self._signature.bind(**self.task.codec.decode(payload))
@@ -225,22 +308,33 @@ class _Hook:
         match answer:
             case Happened(result):
                 try:
-                    return _Decision(True, self.task.codec.encode_result(result))
-                except ResultNotStorable as exc:
+                    return _Decision(True, self._encoded(result))
+                except (ResultNotStorable, StepNotStorable) as exc:
                     said = describe(exc.__cause__ or exc)["message"]
+                    what, like = "is none of the task's", "the body"
+                    if self.step is not None:
+                        what, like = "is not what it is annotated to find", "the step"
                     raise ReconcileAnswerInvalid(
-                        f"the hook of {self.task.name} answered Happened with a result that is none of the task's: "
-                        f"{said}. Nothing was resolved, and the hook is called again; return what the body would have"
+                        f"the hook of {self._of} answered Happened with a result that {what}: "
+                        f"{said}. Nothing was resolved, and the hook is called again; return what {like} would have"
                     ) from exc
             case DidNotHappen():
                 return _Decision(False, None)
             case StillUnknown(retry_in):
                 raise RetryAfter(parse_duration(retry_in), "still unknown")
         raise ReconcileAnswerInvalid(
-            f"the hook of {self.task.name} answered with a {type(answer).__name__}, which says nothing; return "
+            f"the hook of {self._of} answered with a {type(answer).__name__}, which says nothing; return "
             "Happened(result), DidNotHappen() or StillUnknown(retry_in=...). Nothing was resolved, and the hook is "
             "called again"
         )
+
+    @property
+    def _of(self) -> str:
+        return self.task.name if self.step is None else f"step {self.step} of {self.task.name}"
+
+    def _encoded(self, result: Any) -> str:
+        """As the body's result is stored, or what a step gave; of a step the body knows the type, and looks again."""
+        return self.task.codec.encode_result(result) if self.step is None else encode(self.step, self._gives, result)[0]
 
     def resolved(self, ctx: JobContext, about: ReconcileContext, decision: _Decision, became: str) -> dict[str, Any]:
         """Tell that the answer has resolved the job; the result of the asking job."""
@@ -252,6 +346,7 @@ class _Hook:
             queue=ctx.queue,
             claim_epoch=about.claim_epoch,
             attempt=about.attempt,
+            step=about.step,
             answer=answer,
             became=became,
             reconcile_job=ctx.job_id,
@@ -265,6 +360,7 @@ class _Hook:
             job_id=job_id,
             task=self.task.name,
             claim_epoch=claim_epoch,
+            step=self.step,
             reconcile_job=ctx.job_id,
             why=why,
         )
@@ -272,29 +368,47 @@ class _Hook:
 
 
 def _checked(
-    task: Task[..., Any], fn: object, localns: Mapping[str, Any] | None
-) -> tuple[Callable[..., Any], bool, inspect.Signature]:
-    """The hook, whether it takes a context, and the signature of the task without its own."""
+    task: Task[..., Any], fn: object, localns: Mapping[str, Any] | None, step: str | None
+) -> tuple[Callable[..., Any], bool, inspect.Signature, str | None, Any]:
+    """The hook, whether it takes a context, the task's signature without its own, the step, and what that gives."""
     name = task.name
+    option, of_step = ("reconcile", "") if step is None else (f"reconcile_steps[{step!r}]", f" of step {step}")
     if isinstance(fn, Task) or not inspect.isfunction(fn):
         raise TaskDefinitionError(
-            f"task {name}: reconcile is {fn!r}, which is no plain function; write the hook with def or async def"
+            f"task {name}: {option} is {fn!r}, which is no plain function; write the hook with def or async def"
         )
     if inspect.isasyncgenfunction(fn) or inspect.isgeneratorfunction(fn):
-        raise TaskDefinitionError(f"task {name}: its hook is a generator; return the answer instead of yielding")
+        raise TaskDefinitionError(
+            f"task {name}: its hook{of_step} is a generator; return the answer instead of yielding"
+        )
     hints = hints_of(fn, f"{name}, hook {fn.__name__}", {**_NAMES, **(localns or {})})
     wanted = list(inspect.signature(task.fn).parameters.values())[1 if task.takes_context else 0 :]
     given = list(inspect.signature(fn).parameters.values())
     takes_context = bool(given) and hints.get(given[0].name) is ReconcileContext
     if takes_context:
         del given[0]
-    _compare(task, fn, wanted, given, hints, hints_of(task.fn, name, localns))
-    return fn, takes_context, inspect.Signature(wanted)
+    _compare(task, f"hook {fn.__name__}{of_step}", wanted, given, hints, hints_of(task.fn, name, localns))
+    # Of the whole body, the task says what it gives.
+    gives = (
+        Any if step is None else readable(name, f"what its hook{of_step} finds", _happened(hints.get("return", Any)))
+    )
+    return fn, takes_context, inspect.Signature(wanted), step, gives
+
+
+def _happened(answer: Any) -> Any:
+    """The ``T`` of ``Happened[T]`` in what a hook is annotated to return; ``Any`` where it declares none."""
+    either = typing.get_origin(answer) in (typing.Union, types.UnionType)
+    found = [typing.get_args(a)[0] for a in (typing.get_args(answer) if either else (answer,)) if _is_typed(a)]
+    return typing.Union[tuple(found)] if found else Any  # noqa: UP007  # made at run time
+
+
+def _is_typed(answer: Any) -> bool:
+    return typing.get_origin(answer) is Happened and not isinstance(typing.get_args(answer)[0], typing.TypeVar)
 
 
 def _compare(
     task: Task[..., Any],
-    fn: Callable[..., Any],
+    hook: str,
     wanted: list[inspect.Parameter],
     given: list[inspect.Parameter],
     hints: Mapping[str, Any],
@@ -305,7 +419,7 @@ def _compare(
     def refuse(what: str) -> TaskDefinitionError:
         shown = ", ".join(map(_name, wanted))
         return TaskDefinitionError(
-            f"task {task.name}: its hook {fn.__name__} {what}; a hook takes the same parameters as its task "
+            f"task {task.name}: its {hook} {what}; a hook takes the same parameters as its task "
             f"({shown or 'none'}), after an optional ctx: ReconcileContext"
         )
 

@@ -114,6 +114,7 @@ class Task(_Enqueues[P, R]):
         process: Whether workers run it in a child process.
         required_worker_schema: The capability level that its jobs require of a worker; None for none.
         reconcile_task: The hidden task that asks its reconcile hook; None without one.
+        reconcile_steps: Those that ask the hooks of its side-effecting steps, by the name of the step.
     """
 
     __slots__ = (
@@ -127,6 +128,7 @@ class Task(_Enqueues[P, R]):
         "layer",
         "name",
         "process",
+        "reconcile_steps",
         "reconcile_task",
         "required_worker_schema",
         "takes_context",
@@ -153,6 +155,7 @@ class Task(_Enqueues[P, R]):
         self.layer = layer
         self.required_worker_schema = app.resolve_policy(layer).required_worker_schema
         self.reconcile_task: Task[..., Any] | None = None
+        self.reconcile_steps: Mapping[str, Task[..., Any]] = {}
         self._plain = CallOptions()
         with suppress(UnknownTask):  # an effect may name a task that is defined further down
             self._plain_spec  # noqa: B018

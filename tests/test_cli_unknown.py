@@ -259,3 +259,19 @@ def test_a_step_that_did_not_happen_is_called_again_or_cancelled_with_its_job(cl
     conn.execute("update taskq.jobs set cancel_requested_at = taskq.now() where id = %s", (job,))
     expected = f"{job}: cancelled, as was requested; step pay did not happen\n"
     assert cli.ok("jobs", "resolve", str(job), *said).out == expected
+
+
+def test_a_step_is_asked_about_by_its_own_hook_or_it_is_said_that_it_has_none(cli: Cli, conn: Conn) -> None:
+    publish_hook(conn)
+    job = doubtful_step(conn)
+    assert cli("jobs", "unknown", "--json").json[0]["reconcile_status"] is None
+    unhooked = cli("jobs", "reconcile", str(job))
+    assert (unhooked.code, "step pay of task t has no hook that could be asked" in unhooked.err) == (1, True)
+    assert "for a step with reconcile_steps=" in unhooked.err
+    conn.execute("select taskq.publish_task(null, 't:reconcile:pay', 'q', 5, 20, 'pure', 'h')")
+    steps = '{"pay": "t:reconcile:pay"}'
+    conn.execute("select taskq.publish_task(null, 't', 'q', 5, 3, 'idempotent', 'p', null, null, %s)", (steps,))
+    [row] = cli.ok("jobs", "reconcile", str(job), "--json").json
+    assert (row["answer"], q.get(conn, UUID(row["reconcile_job"]))["task"]) == ("enqueued", "t:reconcile:pay")
+    [row] = cli("jobs", "unknown", "--json").json
+    assert (row["step"], row["reconcile_status"]) == ("pay", "pending")

@@ -26,7 +26,8 @@ from taskq import (
 )
 from taskq import ReconcileContext as Asked
 from taskq.errors import InvalidDuration, InvalidPolicy
-from taskq.reconcile_hooks import _Hook
+from taskq.reconcile import Answer
+from taskq.reconcile_hooks import _happened, _Hook, asked_by, is_hook
 
 if TYPE_CHECKING:
     from taskq import ReconcileContext
@@ -191,7 +192,7 @@ def test_a_hook_sees_what_the_body_saw() -> None:
             hook is told,
             inspect.signature(lambda order, cents=100, *, note=None: 0),
         )
-        row = ('{"order": 7}', 2, 1, 1, since, "told")
+        row = ('{"order": 7}', 2, 1, 1, since, "told", None)
         asked = made.question([row], UUID(int=5), 3)
         assert asked is not None
         about, args, kwargs = asked
@@ -199,5 +200,100 @@ def test_a_hook_sees_what_the_body_saw() -> None:
         assert args == ((about,) if hook is told else ())
         assert (about.job_id, about.claim_epoch, about.attempt, about.generation) == (UUID(int=5), 3, 3, 1)
         assert (about.since, about.reason, about.task) == (since, "told", "charge")
-        assert about.idempotency_key == f"{UUID(int=5)}:g1"
+        assert (about.step, about.occurrence, about.idempotency_key) == (None, None, f"{UUID(int=5)}:g1")
         assert made.question([], UUID(int=5), 3) is None
+
+
+# Of steps -------------------------------------------------------------------------------------------------------------
+
+
+def of_steps(hooks: object, fn: Callable[..., Any] = charge, **options: Any) -> TaskQ:
+    app = TaskQ()
+    app.task(name="charge", reconcile_steps=hooks, **options)(fn)
+    return app
+
+
+def test_each_step_has_a_hidden_task_of_its_own_beside_that_of_the_body() -> None:
+    retry = Retry(3, constant("1s"))
+    app = of_steps({"pay": told, "mail:7": same}, reconcile=loose, reconcile_retry=retry)
+    assert list(app.tasks) == ["charge:reconcile", "charge:reconcile:pay", "charge:reconcile:mail:7", "charge"]
+    task = app.tasks["charge"]
+    assert {step: hook.name for step, hook in task.reconcile_steps.items()} == {
+        "pay": "charge:reconcile:pay",
+        "mail:7": "charge:reconcile:mail:7",
+    }
+    pay, mail = task.reconcile_steps.values()
+    assert (pay.is_async, mail.is_async) == (False, True)
+    assert (pay.policy.effect_class, pay.policy.priority, pay.policy.retry) == ("pure", 9, retry)
+    assert list(of_steps({}).tasks) == ["charge"]
+    with pytest.raises(TaskDefinitionError, match="give reconcile= as well, or reconcile_steps="):
+        of_steps({}, reconcile_retry=retry)
+
+
+def plain(order: int) -> None: ...
+
+
+def odd(ctx: Asked, **_: Any) -> Happened[Callable[[], int]] | DidNotHappen: ...  # type: ignore[empty-body]
+
+
+@pytest.mark.parametrize(
+    ("hooks", "fn", "options", "said"),
+    [
+        ([same], charge, {}, "reconcile_steps is .*; give the hooks by the name of their step"),
+        ({"pay": 7}, charge, {}, r"reconcile_steps\['pay'\] is 7, which is no plain function"),
+        ({"pay": yields}, charge, {}, "its hook of step pay is a generator"),
+        ({"pay": lacks}, charge, {}, "its hook lacks of step pay does not take note"),
+        ({"pay": odd}, charge, {}, "what its hook of step pay finds is annotated"),
+        ({"a b": same}, charge, {}, "a step of reconcile_steps is 'a b'"),
+        ({"pay#2": same}, charge, {}, "'#' and a beginning like"),
+        ({7: same}, charge, {}, "a step of reconcile_steps is 7"),
+        ({"p" * 112: same}, charge, {}, "its name and that of step p+ have together at most 117 characters"),
+        ({"pay": same}, plain, {}, "it takes no ctx: JobContext"),
+        ({"pay": same}, charge, {"process": True}, r"it runs in a child process \(process=True\)"),
+        ({"pay": same}, charge, {"effect_class": "side_effecting"}, "it is side_effecting.*reconcile="),
+    ],
+)
+def test_a_hook_of_a_step_that_cannot_be_asked_is_refused_where_it_is_declared(
+    hooks: object, fn: Callable[..., Any], options: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(TaskDefinitionError, match=f"^task charge: .*{said}"):
+        of_steps(hooks, fn, **options)
+
+
+def test_names_with_a_hook_of_a_step_in_them_are_theirs_and_tell_what_they_ask_about() -> None:
+    with pytest.raises(TaskDefinitionError, match="and so are those with :reconcile: in them"):
+        TaskQ().task(name="mine:reconcile:pay")(charge)
+    asked = {"a": None, "a:reconcile": ("a", None), "a:reconcile:b:reconcile:c": ("a", "b:reconcile:c")}
+    assert {name: asked_by(name) if is_hook(name) else None for name in asked} == asked
+
+
+def test_a_hook_of_a_step_is_told_the_key_that_its_function_had() -> None:
+    about = Asked(
+        job_id=UUID(int=5),
+        task="charge",
+        claim_epoch=1,
+        attempt=1,
+        generation=1,
+        key_generation=None,
+        since=datetime.now(UTC),
+        reason="told",
+        step="pay",
+        occurrence=2,
+    )
+    assert about.idempotency_key == f"{UUID(int=5)}:pay#2"
+
+
+@pytest.mark.parametrize(
+    ("declared", "gives"),
+    [
+        (Happened[int], int),
+        (Answer[int], int),
+        (Happened[int] | Happened[str] | StillUnknown, int | str),
+        (DidNotHappen | StillUnknown, Any),
+        (Happened, Any),
+        (Answer, Any),
+        (Any, Any),
+    ],
+)
+def test_what_a_hook_declares_to_have_happened_is_known(declared: Any, gives: Any) -> None:
+    assert _happened(declared) == gives

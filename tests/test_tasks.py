@@ -194,7 +194,8 @@ def test_an_unknown_option_and_a_wrong_default_are_named(app: TaskQ) -> None:
         (
             lambda: app.task(quue="x"),
             TaskDefinitionError,
-            r"'quue' \(did you mean 'queue'\?\); it knows name, process, reconcile, reconcile_retry, queue",
+            r"'quue' \(did you mean 'queue'\?\); it knows name, process, reconcile, reconcile_steps, reconcile_retry, "
+            "queue",
         ),  # type: ignore[call-overload]
         (lambda: TaskQ(defaults={"timeout": 3}), InvalidPolicy, r"defaults is \{'timeout': 3\}; give a PolicyLayer"),  # type: ignore[arg-type]
         (lambda: TaskQ(queues=["a"]), InvalidPolicy, r"queues is \['a'\]; give a mapping"),  # type: ignore[arg-type]

@@ -353,8 +353,8 @@ def unknown(
 ) -> int:
     """List jobs whose effect may have happened and whose outcome was never told, the oldest first.
 
-    With the job that asks about each, where its task has a reconcile hook: pending, running, or failed, which leaves it
-    to you. Decide with taskq jobs resolve.
+    With the job that asks about each, where its task, or its step, has a reconcile hook: pending, running, or failed,
+    which leaves it to you. Decide with taskq jobs resolve.
 
     Exit codes: 0 there is none; 1 there are some, or refused; 2 usage or settings; 3 cannot connect.
     """
@@ -456,7 +456,7 @@ def reconcile(
     dsn: DsnOption = None,
     schema: SchemaOption = None,
 ) -> int:
-    """Have the hook of its task asked about an unknown outcome now, also where the hook has failed before.
+    """Have the hook of its task, or of its step, asked about an unknown outcome now, also where it has failed before.
 
     Answers enqueued (a new asking job), due (the one that waits is due now), or running.
     """

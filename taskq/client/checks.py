@@ -45,7 +45,7 @@ def check_database(dsn: object, pool_size: object) -> tuple[str | None, int]:
     return dsn, pool_size
 
 
-_NO_POLICY = ("name", "process", "reconcile", "reconcile_retry")
+_NO_POLICY = ("name", "process", "reconcile", "reconcile_steps", "reconcile_retry")
 """Options of ``task()`` that are no part of the policy."""
 
 

@@ -37,6 +37,7 @@ async def publish(
             policy.id,
             task.required_worker_schema,
             None if task.reconcile_task is None else task.reconcile_task.name,
+            json.dumps({step: hook.name for step, hook in task.reconcile_steps.items()}),
         )
 
 

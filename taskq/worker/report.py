@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from taskq.errors import OutcomeNotProven
-from taskq.reconcile_hooks import SUFFIX, is_hook
+from taskq.reconcile_hooks import asked_by, is_hook
 from taskq.steps import Key
 from taskq.telemetry import get_logger
 from taskq.worker.claims import Claim, Counts, End
@@ -170,14 +170,11 @@ def _of_job(claim: Claim) -> dict[str, Any]:
 
 def _asked(claim: Claim) -> dict[str, Any]:
     """The attempt that the job of a hook asks about."""
+    task, step = asked_by(claim.task)
     with suppress(ValueError):
         told = json.loads(claim.payload)
-        return {
-            "job_id": told.get("job_id"),
-            "task": claim.task.removesuffix(SUFFIX),
-            "claim_epoch": told.get("claim_epoch"),
-        }
-    return {"job_id": None, "task": claim.task.removesuffix(SUFFIX), "claim_epoch": None}
+        return {"job_id": told.get("job_id"), "task": task, "claim_epoch": told.get("claim_epoch"), "step": step}
+    return {"job_id": None, "task": task, "claim_epoch": None, "step": step}
 
 
 def _about(claim: Claim, decided: Disposition) -> dict[str, Any]:

@@ -365,19 +365,3 @@ def test_one_that_tells_after_the_decision_changes_nothing(conn: Conn) -> None:
     before = dump(conn)
     assert tell(conn, worker, job, 7) == "fenced"
     assert dump(conn) == before
-
-
-def test_the_hook_of_the_task_is_not_asked_about_a_step(conn: Conn) -> None:
-    conn.execute("select taskq.ensure_policy('h', 1, '{}')")
-    for task, hook in (("t:reconcile", None), ("t", "t:reconcile")):
-        conn.execute(
-            "insert into taskq.task_config (task, queue, priority, max_attempts, effect_class, policy_id, "
-            " reconcile_task, published_at) values (%s, 'q', 5, 3, 'pure', 'h', %s, now())",
-            (task, hook),
-        )
-    _, job = doubtful(conn)
-    assert one(conn, "select count(*) from taskq.jobs where task = 't:reconcile'") == 0
-    assert rows(conn, "select * from taskq.reconcile_missing()") == []
-    assert refused(conn, "select taskq.reconcile(%s)", job) == "WF012"
-    assert refused(conn, "select taskq.answer_reconcile(%s, 1, true, '1', 'hook')", job) == "WF012"
-    assert resolve(conn, job, happened=True) == "pending"

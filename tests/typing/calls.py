@@ -149,7 +149,18 @@ async def hooked_wrongly(ctx: JobContext, a: int) -> str:
     return str(a)
 
 
+@app.task(reconcile=look_up, reconcile_steps={"pay": look_up, "mail": never_says, "book": look_up_soon})
+async def hooked_by_steps(ctx: JobContext, a: int) -> int:
+    return a
+
+
+@app.task(reconcile_steps={"pay": len})  # E: dict-item
+async def hooked_by_no_answer(ctx: JobContext, a: int) -> int:
+    return a
+
+
 async def enqueue_hooked() -> None:
+    assert_type(await hooked_by_steps.enqueue(1), Job[int])
     assert_type(await hooked.enqueue(1), Job[int])
     assert_type(await hooked_plain.enqueue(1), Job[int])
     assert_type(await hooked_by_less.enqueue(1), Job[str])

@@ -10,7 +10,7 @@ import os
 import signal
 from typing import Any
 
-from taskq import JobContext, Page, Retry, TaskQ, constant
+from taskq import DidNotHappen, Happened, JobContext, Page, ReconcileContext, Retry, TaskQ, constant
 from taskq.testing import faults
 from taskq.worker.safe import SafeBodies
 
@@ -110,3 +110,14 @@ async def emits(ctx: JobContext) -> list[int]:
     pages = numbers.node(queue=ctx.queue).pages(upto=30)
     found = await ctx.emit(double.using(queue=ctx.queue), pages, at_once=4, ahead=2)
     return found + await ctx.map(double.using(queue=ctx.queue), [100])
+
+
+async def look(ctx: ReconcileContext) -> Happened[str] | DidNotHappen:
+    """Asked once the first worker is dead: what it has not noted then it never will."""
+    async with await _connect() as conn:
+        query = "select count(*) from public.called where job = %s and name = %s"
+        found = await (await conn.execute(query, (ctx.job_id, ctx.step))).fetchone()
+    return Happened("asked") if found[0] else DidNotHappen()
+
+
+asks = app.task(name="asks", retry=Retry(9, constant(0)), reconcile_steps={"pay": look, "mail": look})(pays.fn)

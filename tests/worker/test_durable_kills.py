@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -247,6 +248,25 @@ async def test_a_worker_that_is_killed_around_a_side_effecting_step_never_repeat
             result = await job.result(timeout=60)
             assert sorted(await calls(called, job.id)) == ["mail", "pay"], at
             assert (result == "asked") == (at == "end_step:before:1"), at
+    assert await called.fetch("select * from taskq.check_invariants('all')") == []
+
+
+async def test_a_step_of_a_killed_worker_is_asked_about_and_called_again_only_if_it_did_not_happen(
+    called: asyncpg.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    points = {at: EFFECTS[at] for at in ("start_step:after:1", "end_step:before:1", "end_step:before:2")}
+    jobs = await kill_at(dsn, "asks", list(points))
+    async with a_worker_that_lives(dsn, killed_in_steps.app, len(jobs)), TaskQ(dsn) as app:
+        for at in points:
+            job: Job[Any] = Job(app, jobs[at].id)
+            assert (await job.result(timeout=60) == "asked") == (at == "end_step:before:1"), at
+            assert sorted(await calls(called, job.id)) == ["mail", "pay"], at
+            decided = await called.fetch("select details from taskq.audit where subject = $1", str(job.id))
+            step, before = points[at]
+            assert [(d["step"], d["happened"]) for d in (json.loads(row["details"]) for row in decided)] == [
+                (step, step in before)
+            ], at
     assert await called.fetch("select * from taskq.check_invariants('all')") == []
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guards import Guard, guard, guards
+from guards import Guard, guard
 
 STEPS, RACES = "test_effect_steps.py::", "races/test_races_of_effect_steps.py::"
 ONCE = STEPS + "test_a_start_is_committed_once_under_the_fence_and_repeats_what_it_is_about"
@@ -11,7 +11,8 @@ WAYS_OUT = STEPS + "test_however_its_attempt_ends_the_job_is_unknown"
 STANDS = STEPS + "test_what_is_told_stands_and_is_given_instead_of_a_start"
 LATE = STEPS + "test_a_worker_that_tells_late_is_heard_as_long_as_nobody_has_decided"
 DECIDED = STEPS + "test_what_somebody_decides_is_about_the_step_and_the_job_goes_on"
-HOOKS = STEPS + "test_the_hook_of_the_task_is_not_asked_about_a_step"
+HOOKS = "test_step_hooks.py::"
+TAKEN = HOOKS + "test_a_worker_takes_away_no_hook_of_a_step_that_another_has"
 REFUSED = STEPS + "test_the_database_itself_refuses_to_pass_over_it"
 STARTING = (
     "j.id = p_job and j.claimed_by = p_worker and j.claim_epoch = p_epoch and j.status = 'running' for no key update;"
@@ -220,17 +221,50 @@ OF_EFFECT_STEPS: tuple[Guard, ...] = (
     ),
     guard(
         "effect",
-        "hooks: none is asked about a step",
+        "hooks: a step is asked about by none but its own",
         "reconcile",
-        "    return null;\n  end if;\n  select r.* into v_hook",
-        "    null;\n  end if;\n  select r.* into v_hook",
-        HOOKS,
+        "effect_started_at is not null then\n    return (select c.reconcile_steps",
+        "effect_started_at is not null and false then\n    return (select c.reconcile_steps",
+        HOOKS + "test_no_other_hook_is_asked_about_a_step_that_has_none",
     ),
-    guards(
+    guard(
         "effect",
-        "hooks: none answers for a step",
+        "hooks: what has none is left alone",
+        "reconcile",
+        "       and {{schema}}.hook_of(j) is not null\n",
+        "",
+        HOOKS + "test_no_other_hook_is_asked_about_a_step_that_has_none",
+    ),
+    guard(
+        "effect",
+        "hooks: an answer decides nothing but what it names",
         "operate",
-        (("      perform {{schema}}.refuse_hook(v_job);\n", "      null;\n"),),
-        HOOKS,
+        "if p_bounded and p_step is distinct from v_step then",
+        "if false then",
+        HOOKS + "test_an_answer_decides_nothing_but_what_it_names",
+    ),
+    guard(
+        "effect",
+        "hooks: a step that happened has neither bound nor delay",
+        "operate",
+        "  p_bounded := p_bounded and not p_happened;\n",
+        "",
+        HOOKS + "test_what_did_not_happen_waits_and_is_bounded_and_what_happened_is_neither",
+    ),
+    guard(
+        "effect",
+        "hooks: that of a step is not switched off by an older worker",
+        "enqueue",
+        "w.status = 'live' and s.value = any(w.tasks)",
+        "false",
+        TAKEN,
+    ),
+    guard(
+        "effect",
+        "hooks: that of a step goes with the workers that have it",
+        "enqueue",
+        "where w.status = 'live' and s.value = any(w.tasks)",
+        "where true",
+        TAKEN,
     ),
 )

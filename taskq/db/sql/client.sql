@@ -66,14 +66,17 @@ select {{schema}}.resolve_attempt($1::text::uuid, $2::bigint, $3::boolean, $4::t
 
 -- name: answer_reconcile
 -- What a hook has answered about an attempt: succeeded, cancelled, pending, or failed where that was once too often.
-select {{schema}}.answer_reconcile($1::text::uuid, $2::bigint, $3::boolean, $4::text::jsonb, $5::text, $6::text);
+select {{schema}}.answer_reconcile($1::text::uuid, $2::bigint, $3::boolean, $4::text::jsonb, $5::text, $6::text, $7::text);
 
 -- name: open_question
--- What a hook is told of an attempt whose outcome is unknown; no row if it is not, or is one of another task.
+-- What a hook is told of an attempt whose outcome is unknown, $4 being the step that it answers for, null for the whole
+-- body; no row if that is not unknown, or is of another task.
 select j.payload::text as payload, j.attempt, j.generation, j.key_generation, coalesce(u.since, j.claimed_at) as since,
-       coalesce(u.reason, 'not_told') as reason
+       coalesce(u.reason, 'not_told') as reason, s.occurrence
   from {{schema}}.jobs j left join {{schema}}.unknowns u on u.job_id = j.id and u.claim_epoch = j.claim_epoch
- where j.id = $1::text::uuid and j.claim_epoch = $2::bigint and j.task = $3::text and j.status = 'unknown';
+  left join {{schema}}.steps s on s.job_id = j.id and s.generation = j.generation and s.kind = 'step' and not s.done
+ where j.id = $1::text::uuid and j.claim_epoch = $2::bigint and j.task = $3::text and j.status = 'unknown'
+   and s.name is not distinct from $4::text;
 
 -- name: backend_pid
 -- The server process behind this connection; another than the start-up named means a pooler in between.

@@ -45,7 +45,7 @@ select {{schema}}.ensure_policy($1, $2, $3::jsonb);
 
 -- name: publish_task
 -- What the code says about a task, at boot.
-select {{schema}}.publish_task($1, $2, $3, $4, $5, $6, $7, $8, $9);
+select {{schema}}.publish_task($1, $2, $3, $4, $5, $6, $7, $8, $9, $10::jsonb);
 
 -- name: publish_limits
 -- The limits of cohorts that the code has, at boot; answers what stood there before.

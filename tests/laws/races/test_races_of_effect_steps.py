@@ -191,3 +191,40 @@ def test_of_a_decision_and_a_late_word_whichever_commits_first_stands(dsn: str, 
             deciding.result()
     assert get(conn, job)["status"] == "pending"
     assert one(conn, "select value from taskq.steps") == 7
+
+
+@pytest.mark.parametrize("happened", [True, False])
+def test_of_a_hooks_answer_and_a_late_word_whichever_commits_first_stands(dsn: str, conn: Conn, happened: bool) -> None:
+    """The worker was only frozen: it tells what its step gave, just as the hook says what became of it."""
+
+    def doubtful() -> tuple[UUID, UUID]:
+        worker, job = running(conn)
+        start(conn, worker, job)
+        lose(conn, worker)
+        assert settle(conn) == {job: "unknown"}
+        return worker, job
+
+    def answer(c: Conn, job: UUID) -> str:
+        query = "select taskq.answer_reconcile(%s, 1, %s, '8', 'asked', 'reconcile:x', 'pay')"
+        said: str = one(c, query, job, happened)
+        return said
+
+    (worker, first), (frozen, second) = doubtful(), doubtful()
+    with sessions(dsn) as [hook, body]:
+        hook.begin()
+        assert hook.do(lambda c: answer(c, first)) == "pending"
+        telling = body.start(lambda c: tell(c, worker, first))
+        body.waits_for(hook)
+        hook.commit()
+        assert telling.result() == "fenced"
+    with sessions(dsn) as [body, hook]:
+        body.begin()
+        assert body.do(lambda c: tell(c, frozen, second)) == "late"
+        answering = hook.start(lambda c: answer(c, second))
+        hook.waits_for(body)
+        body.commit()
+        with pytest.raises(psycopg.errors.DatabaseError, match="resolved before"):
+            answering.result()
+    found = {row["job_id"]: row["value"] for row in rows(conn, "select job_id, value from taskq.steps")}
+    assert found == {second: 7} | ({first: 8} if happened else {})
+    assert {status(conn, job) for job in (first, second)} == {"pending"}
