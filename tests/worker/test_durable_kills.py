@@ -10,12 +10,12 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import asyncpg
-import killed_in_steps
 import pytest
 from helpers import aeventually
 
@@ -69,6 +69,17 @@ async def kill_at(dsn: str, task: str, points: Sequence[str], signals: Sequence[
     return jobs
 
 
+def fresh() -> TaskQ:
+    """The application anew: hooks and the ends of children go by its own connections, to one database for its life."""
+    spec = spec_from_file_location("killed_in_steps_anew", Path(__file__).with_name("killed_in_steps.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found: TaskQ = module.app
+    return found
+
+
 @asynccontextmanager
 async def a_worker_that_lives(dsn: str, app: TaskQ, queues: int) -> AsyncIterator[None]:
     """One that goes on with what the killed ones have left."""
@@ -80,6 +91,7 @@ async def a_worker_that_lives(dsn: str, app: TaskQ, queues: int) -> AsyncIterato
     finally:
         worker.stop()
         assert await asyncio.wait_for(task, 60) == 0
+        await app.close()
 
 
 STEPS = {
@@ -102,7 +114,7 @@ async def test_a_worker_that_is_killed_at_a_write_loses_no_record_and_repeats_no
 ) -> None:
     monkeypatch.setenv("TASKQ_DSN", dsn)
     jobs = await kill_at(dsn, "steps", list(STEPS))
-    async with a_worker_that_lives(dsn, killed_in_steps.app, len(jobs)), TaskQ(dsn) as app:
+    async with a_worker_that_lives(dsn, fresh(), len(jobs)), TaskQ(dsn) as app:
         for at, twice in STEPS.items():
             job: Job[Any] = Job(app, jobs[at].id)
             result = await job.result(timeout=60)
@@ -142,7 +154,7 @@ async def test_steps_beside_each_other_are_given_their_own_records_on_another_wo
             worker.kill()
         assert await asyncio.wait_for(worker.wait(), 60) == -signal.SIGKILL
         assert await called.fetchval(count) == 2 * ROUNDS
-        async with a_worker_that_lives(dsn, killed_in_steps.app, 1):
+        async with a_worker_that_lives(dsn, fresh(), 1):
             for seed, job in enumerate(jobs):
                 epochs = {name: 2 if name == "abc"[seed % 3] else 1 for name in "abc"}
                 given = [f"{name}{epoch}" for name, epoch in epochs.items()]
@@ -185,7 +197,7 @@ async def test_a_worker_that_is_killed_while_it_waits_loses_no_signal_and_takes_
 ) -> None:
     monkeypatch.setenv("TASKQ_DSN", dsn)
     jobs = await kill_at(dsn, "waits", WAITS, signals=[1, 2])
-    async with a_worker_that_lives(dsn, killed_in_steps.app, len(jobs)), TaskQ(dsn) as app:
+    async with a_worker_that_lives(dsn, fresh(), len(jobs)), TaskQ(dsn) as app:
         for at in WAITS:
             job: Job[Any] = Job(app, jobs[at].id)
             assert (await job.result(timeout=60)).startswith("[1, 2] once"), at
@@ -220,7 +232,7 @@ async def test_a_worker_that_is_killed_around_the_start_of_a_child_starts_each_o
 ) -> None:
     monkeypatch.setenv("TASKQ_DSN", dsn)
     jobs = await kill_at(dsn, "starts", STARTS)
-    async with a_worker_that_lives(dsn, killed_in_steps.app, len(jobs)), TaskQ(dsn) as app:
+    async with a_worker_that_lives(dsn, fresh(), len(jobs)), TaskQ(dsn) as app:
         for at in STARTS:
             job: Job[Any] = Job(app, jobs[at].id)
             got = await job.result(timeout=60)
@@ -249,7 +261,7 @@ async def test_a_worker_that_is_killed_within_an_emit_of_a_body_loses_and_double
 ) -> None:
     monkeypatch.setenv("TASKQ_DSN", dsn)
     jobs = await kill_at(dsn, "emits", list(EMITS))
-    async with a_worker_that_lives(dsn, killed_in_steps.app, len(jobs)), TaskQ(dsn) as app:
+    async with a_worker_that_lives(dsn, fresh(), len(jobs)), TaskQ(dsn) as app:
         for at in EMITS:
             job: Job[Any] = Job(app, jobs[at].id)
             assert await job.result(timeout=60) == [2 * n for n in (*range(30), 100)], at
@@ -284,7 +296,7 @@ async def test_a_worker_that_is_killed_around_a_side_effecting_step_never_repeat
 ) -> None:
     monkeypatch.setenv("TASKQ_DSN", dsn)
     jobs = await kill_at(dsn, "pays", list(EFFECTS))
-    async with a_worker_that_lives(dsn, killed_in_steps.app, len(jobs)), TaskQ(dsn) as app:
+    async with a_worker_that_lives(dsn, fresh(), len(jobs)), TaskQ(dsn) as app:
         for at, (unknown, before) in EFFECTS.items():
             job: Job[Any] = Job(app, jobs[at].id)
             if unknown is not None:
@@ -307,7 +319,7 @@ async def test_a_step_of_a_killed_worker_is_asked_about_and_called_again_only_if
     monkeypatch.setenv("TASKQ_DSN", dsn)
     points = {at: EFFECTS[at] for at in ("start_step:after:1", "end_step:before:1", "end_step:before:2")}
     jobs = await kill_at(dsn, "asks", list(points))
-    async with a_worker_that_lives(dsn, killed_in_steps.app, len(jobs)), TaskQ(dsn) as app:
+    async with a_worker_that_lives(dsn, fresh(), len(jobs)), TaskQ(dsn) as app:
         for at in points:
             job: Job[Any] = Job(app, jobs[at].id)
             assert (await job.result(timeout=60) == "asked") == (at == "end_step:before:1"), at
