@@ -400,6 +400,16 @@ select {{schema}}.node_name(r.items, k.name, n.ix) as node, s.* from ({{some_eff
 -- name: cancel_run
 select {{schema}}.cancel_run($1::text::uuid, $2::text, $3::text) as answer;
 
+-- name: pause_run
+select {{schema}}.pause_run($1::text::uuid, $2::text, $3::text, $4::text) as answer;
+
+-- name: resume_run
+select {{schema}}.resume_run($1::text::uuid, $2::text, $3::text) as answer;
+
+-- name: run_pause
+-- Why a run is paused, by whom, since when, and the run to resume.
+select p.code, p.reason, p.actor, p.since, p.running, p.held, p.resume::text as resume from {{schema}}.paused_runs p where p.run_id = $1::text::uuid;
+
 -- name: retry_run
 select {{schema}}.retry_run($1::text::uuid, $2::text, $3::text) as answer;
 
