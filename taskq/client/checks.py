@@ -23,11 +23,11 @@ __all__ = [
     "check_database",
     "check_job_id",
     "check_layer",
+    "check_pause",
     "check_queues",
     "check_requests",
     "check_resolution",
     "check_signal",
-    "check_pause",
     "check_steering",
     "check_task_options",
 ]

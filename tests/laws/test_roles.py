@@ -127,6 +127,10 @@ CALLS = {
     "store_plan": "select taskq.store_plan('{}')",
     "start_run": "select * from taskq.start_run('p', '{}')",
     "cancel_run": "select taskq.cancel_run(taskq.id_zero())",
+    "pause_run": "select taskq.pause_run(taskq.id_zero(), 'why')",
+    "resume_run": "select taskq.resume_run(taskq.id_zero(), 'why')",
+    "lift_pauses": "select taskq.lift_pauses('{}')",
+    "lock_waiting": "select taskq.lock_waiting('{}')",
     "retry_run": "select taskq.retry_run(taskq.id_zero())",
     "heal_run": "select taskq.heal_run(taskq.id_zero())",
     "heal_runs": "select * from taskq.heal_runs()",
@@ -204,6 +208,8 @@ MAY = {
         "store_plan",
         "start_run",
         "cancel_run",
+        "pause_run",
+        "resume_run",
     },
     "worker": set(CALLS)
     - {
@@ -258,6 +264,7 @@ MAY = {
     }
     - {"lock_run_of", "lock_runs_of", "run_is_free", "lock_trees"}
     - {"admit_map", "write_items", "advance_map", "reopen_map"}
+    - {"lift_pauses", "lock_waiting"}
     - {"admit_loop", "advance_loop", "reopen_loop"}
     - {"admit_emit", "take_page", "ask_page", "advance_emit", "reopen_emit"}
     - {"begin_child", "release_parent", "stop_run", "admit_run", "reopen_run", "may_reopen"},
@@ -280,6 +287,8 @@ MAY = {
         "clear_limit",
         "check_invariants",
         "cancel_run",
+        "pause_run",
+        "resume_run",
         "retry_run",
         "heal_run",
         "heal_runs",

@@ -44,7 +44,8 @@ def decides(what: str, part: str, instead: str, *tests: str) -> Guard:
 OF_RUNS: tuple[Guard, ...] = (
     run(
         "guard: the run is running",
-        "if v_run.status is distinct from 'running' and not (tg_op = 'INSERT' and v_run.status is not distinct from 'paused')\n     or ",
+        "if v_run.status is distinct from 'running' and not (tg_op = 'INSERT' and v_run.status is not distinct from "
+        "'paused')\n     or ",
         "if ",
         NOT_LIVE,
     ),
