@@ -483,7 +483,8 @@ def test_a_forged_run_is_reported(conn: Conn, runs: Runs, code: str, whose: str,
 
 
 def test_each_check_of_runs_has_its_forgery(conn: Conn) -> None:
-    text = one(conn, "select prosrc from pg_proc where oid = 'taskq.check_runs(text, timestamptz)'::regprocedure")
+    names = "'taskq.check_runs(text, timestamptz)'::regprocedure, 'taskq.check_pauses()'::regprocedure"
+    text = one(conn, f"select string_agg(prosrc, '' order by oid) from pg_proc where oid in ({names})")
     codes = re.findall(r"(?:\bselect |\()9, '(\w+)',", text)
     assert len(codes) == len(set(codes)) > 10
     assert {code for code, *_ in FORGERIES} == set(codes)
