@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from guards import Guard, guard, guards
+from guards import Guard, guard
 
 PAUSES = "test_pauses.py::"
 RACES = "races/test_races_of_pauses.py::"
@@ -46,12 +46,17 @@ OF_PAUSES: tuple[Guard, ...] = (
         "and j.status in ('pending', 'held') order by j.id);",
         RACES + "test_a_job_that_a_signal_has_just_woken_is_held_by_a_pause_and_let_go_by_its_end",
     ),
-    guards(
-        "pauses",
+    pauses(
         "child runs are born paused",
-        "pauses",
-        (("p.id = new.parent_run and p.status = 'paused') then", "p.id = new.parent_run and true) then"),),
-        PAUSES + "test_a_child_run_that_is_admitted_during_a_pause_is_born_paused",
+        "before insert on {{schema}}.runs for each row\n  when (new.parent_run is not null)",
+        "before insert on {{schema}}.runs for each row\n  when (false)",
+        "test_a_child_run_that_is_admitted_during_a_pause_is_born_paused",
+    ),
+    pauses(
+        "only while the run above is paused",
+        "p.id = new.parent_run and p.status = 'paused') then",
+        "p.id = new.parent_run) then",
+        "test_a_child_run_that_is_paused_alone_leaves_the_run_above_at_work",
     ),
     pauses(
         "child runs that are reopened are paused",
