@@ -124,13 +124,13 @@ create function {{schema}}.compensate(p_run {{schema}}.runs) returns void
 declare
   v_prefix text := format('compensate:%s:', p_run.generation);
   v_line text := 'run:' || p_run.id;
-  -- Of a map the items, whatever became of the rest of it.
+  -- Of a map the items, whatever became of the rest of it. No anti-join: it would be served by the ids of all nodes there are.
   v_undone uuid[] := array(
     select u.id from (
         select n.id, n.finished_at, n.ix, 0 as item from {{schema}}.nodes n
           cross join lateral (select l.compensate from {{schema}}.plan_nodes l where l.plan_hash = p_run.plan_hash and l.ix = n.ix limit 1) k
          where n.run_id = p_run.id and p_run.items is null and n.status = 'succeeded' and k.compensate is not null
-           and not exists (select from {{schema}}.runs c where c.parent_node = n.id and c.items is not null)
+           and (select c.id from {{schema}}.runs c where c.parent_node = n.id and c.items is not null limit 1) is null
         union all
         select i.id, i.finished_at, n.ix, i.ix from {{schema}}.runs c
           cross join lateral (select o.ix from {{schema}}.nodes o where o.id = c.parent_node limit 1) n
@@ -292,7 +292,7 @@ begin
     perform {{schema}}.stop_run(v_child, p_error);
   end loop;
   v_ids := array(select n.id from {{schema}}.nodes n where n.run_id = p_run and n.status = 'ready'
-    and not exists (select from {{schema}}.runs c where c.parent_node = n.id and (c.finished_at is null or c.status = 'succeeded')));
+    and (select c.id from {{schema}}.runs c where c.parent_node = n.id and (c.finished_at is null or c.status = 'succeeded') limit 1) is null);
   perform from {{schema}}.jobs j where j.id = any(v_ids) order by j.id for update;
   v_waiting := array(select j.id from {{schema}}.jobs j where j.id = any(v_ids) and j.status in ('pending', 'held') order by j.id);
   -- Their nodes first and at once: each end by itself would write the run anew, and thousands of them take minutes.

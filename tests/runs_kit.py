@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -102,6 +102,17 @@ def finish(
     error = {"type": "Boom", "message": "boom"} if outcome != "succeeded" else None
     given = End(claimed["job_id"], claimed["claim_epoch"], outcome, result=result, error=error)
     assert exchange(conn, worker, [given]) == []
+
+
+def nodes_of_others(conn: Conn, n: int) -> UUID:
+    """Nodes of another run, which are to be deleted before the invariants are looked at; that run's id."""
+    run = uuid4()
+    query = (
+        "insert into taskq.nodes (id, run_id, ix, unmet, status, finished_at, result)"
+        " select taskq.new_id(), %s, n, 0, 'succeeded', now(), '1' from generate_series(1, %s) n"
+    )
+    conn.execute(query, (run, n))
+    return run
 
 
 def do(conn: Conn, worker: UUID, task: str, outcome: str = "succeeded", result: object = None) -> None:

@@ -121,8 +121,7 @@ def serve(
             "max_prepared_transactions": "4",
             "timezone": "UTC",
             "max_wal_size": "4GB" if durable else "1GB",
-            # On, since doctor looks, but never due: what the planner knows and who holds locks is up to the test.
-            "autovacuum_naptime": "1d",
+            "autovacuum_naptime": "5s",
             "log_line_prefix": "%m [%p] %d ",
         }
         options |= ({} if durable else FAST_AND_UNSAFE) | dict(settings or {})

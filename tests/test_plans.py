@@ -163,6 +163,20 @@ def test_jobs_that_do_not_fit_are_counted_against_the_claim_once(conn: Conn) -> 
     assert discarded(plan) == 0
 
 
+@pytest.mark.parametrize("known", [0, 500])
+def test_a_portion_of_the_sweep_reads_no_more_than_it_deals_with(conn: Conn, known: int) -> None:
+    warm_up(conn)
+    fill(conn, known)
+    conn.execute("update taskq.jobs set attempt = max_attempts")
+    conn.execute("analyze taskq.jobs")
+    fill(conn, 20_000)
+    conn.execute("update taskq.jobs set attempt = max_attempts")
+    with explained(conn) as notices:
+        assert rows(conn, "select count(*)::int as n from taskq.sweep(100)") == [{"n": 100}]
+    plan = Explained(notices).of("j.attempt >= j.max_attempts and j.id <> all(p_skip)")
+    assert scans(plan) == {("Index Scan", "jobs_exhausted")}
+
+
 def test_the_bound_on_signals_reads_no_more_of_them_than_it_allows(conn: Conn) -> None:
     worker = warm_up(conn)
     fill(conn, 1)

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from effects_kit import EVERY, effect
 from maps_kit import MAP, Mapped, all_end, child_of, doubled, due, end_last, ends, given, mapped, plan_of, progress
-from runs_kit import do, edge, finish, info, job_of, kinds, node, start, store, take, tree, worker_for
+from runs_kit import do, edge, finish, info, job_of, kinds, node, nodes_of_others, start, store, take, tree, worker_for
 from sql import End, claim, exchange, one, rows, violations
 
 Conn = psycopg.Connection[Any]
@@ -299,6 +299,7 @@ def test_a_transition_reads_what_it_changes_and_not_the_whole_map(dsn: str, on_f
     with psycopg.connect(dsn) as conn:
         # As an analyze leaves it that came while the first rows were being written: pages, and nothing in them.
         conn.execute("update pg_class set reltuples = 0, relpages = 8 where relnamespace = 'taskq'::regnamespace")
+        others = nodes_of_others(conn, 150_000)
         made = mapped(conn, list(range(6000)), at_once=100, on_failure=on_failure)
         # As after a retry of many, whose nodes all wait for their turn.
         one(conn, "select taskq.write_items(%s, 5000)", child_of(conn, made.run))
@@ -312,6 +313,7 @@ def test_a_transition_reads_what_it_changes_and_not_the_whole_map(dsn: str, on_f
             before = looked_at(conn)
             act()
             assert looked_at(conn) - before < most
+        conn.execute("delete from taskq.nodes where run_id = %s", (others,))
         assert violations(conn) == []
 
 

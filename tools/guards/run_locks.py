@@ -125,8 +125,8 @@ AROUND_RUNS: tuple[Guard, ...] = (
             (
                 "a success is not cancelled over",
                 "run_ends",
-                "and (c.finished_at is null or c.status = 'succeeded')));",
-                "and c.finished_at is null));",
+                "and (c.finished_at is null or c.status = 'succeeded') limit 1) is null);",
+                "and c.finished_at is null limit 1) is null);",
                 "test_a_child_that_has_succeeded_is_not_cancelled_over",
             ),
             (
