@@ -35,7 +35,8 @@ create trigger transition_listed before update of status, claimed_by on {{schema
          or (old.status = 'unknown' and new.status = 'pending')
          or (old.status = 'running' and new.status = 'held' and new.held_reason in ('signal', 'child'))
          -- Only back into its line.
-         or (old.status in ('running', 'unknown') and new.status = 'held' and new.held_reason = 'ordering' and new.ordering_key is not null)))
+         or (old.status in ('running', 'unknown') and new.status = 'held' and new.held_reason = 'ordering' and new.ordering_key is not null)
+         or (old.status in ('running', 'unknown') and new.status = 'held' and new.held_reason = 'paused' and new.run_id is not null)))
      or (old.claimed_by is not null and new.claimed_by is not null and old.claimed_by <> new.claimed_by))
   execute function {{schema}}.refuse('WF003', 'this transition of a job does not exist',
     'Use the functions and commands of taskq (cancel, retry, resolve); docs/laws.md lists the transitions.');

@@ -104,6 +104,7 @@ begin
       raise exception using errcode = 'WF012', message = format('job %s is %s, not finished', job_id, v_job.status),
         detail = jsonb_build_object('job_id', job_id, 'status', v_job.status)::text,
         hint = case when v_job.status = 'unknown' then 'Decide its outcome first: taskq jobs resolve.'
+          when v_job.held_reason = 'paused' then format('Its run is paused: taskq runs resume %s.', v_job.run_id)
           when v_job.held_reason = 'signal' then 'Send what it waits for: taskq jobs signal. Or cancel it first.' else 'Wait for it, or cancel it first.' end;
     end if;
     update {{schema}}.jobs j set run_at = least(j.run_at, {{schema}}.now()) where j.id = job_id;

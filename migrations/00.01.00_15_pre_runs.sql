@@ -186,7 +186,7 @@ declare
 begin
   select * into v_run from {{schema}}.runs r where r.id = new.run_id;
   -- What waits for a child run tells how that has ended, also while the rest is being cancelled.
-  if v_run.status is distinct from 'running'
+  if v_run.status is distinct from 'running' and not (tg_op = 'INSERT' and v_run.status is not distinct from 'paused')
      or (v_run.cancel_requested_at is not null or v_run.stopping_at is not null)
        and not (tg_op = 'UPDATE' and exists (select from {{schema}}.runs c where c.parent_node = new.id))
      or new.run_epoch is distinct from v_run.run_epoch
@@ -197,11 +197,17 @@ begin
         when v_run.status <> 'running' then v_run.status when new.run_epoch <> v_run.run_epoch then format('at epoch %s, not %s', v_run.run_epoch, new.run_epoch)
         when tg_op = 'INSERT' and v_run.cancel_requested_at is null and v_run.stopping_at is null then 'not ready for it' else 'being cancelled' end),
       detail = jsonb_build_object('job_id', new.id, 'run_id', new.run_id)::text,
-      hint = 'A node gets its job when it becomes ready, and runs while its run does; reopen one with taskq runs retry.';
+      hint = case v_run.status when 'paused' then 'A node runs while its run does: taskq runs resume.'
+        else 'A node gets its job when it becomes ready, and runs while its run does; reopen one with taskq runs retry.' end;
+  end if;
+  -- Born into a pause: here, since the run was looked up already.
+  if v_run.status = 'paused' and new.status = 'pending' then
+    new.status := 'held';
+    new.held_reason := 'paused';
   end if;
   return new;
 end $$;
-comment on function {{schema}}.guard_member() is 'Trigger: refuses the job, and each claim, of a node whose run is not live, is being cancelled or is at another epoch.';
+comment on function {{schema}}.guard_member() is 'Trigger: refuses the job, and each claim, of a node whose run is not live, is being cancelled or is at another epoch. While its run is paused the job of a node is held from its birth on.';
 create trigger member_born before insert on {{schema}}.jobs for each row
   when (new.run_id is not null) execute function {{schema}}.guard_member();
 create trigger member_claimed before update of status on {{schema}}.jobs for each row

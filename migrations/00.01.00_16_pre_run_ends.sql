@@ -244,6 +244,10 @@ begin
         case v_node.status when 'failed' then 'has failed' else 'was cancelled' end, coalesce(v_node.error ->> 'message', v_node.error ->> 'type')), 2000),
       'node', v_node.name, 'cause', v_node.error);
   end if;
+  if v_run.status = 'paused' then
+    delete from {{schema}}.run_pauses p where p.run_id = p_run;
+    update {{schema}}.loop_holds h set until = greatest({{schema}}.now(), h.since) where h.job_id = p_run and h.until is null;
+  end if;
   update {{schema}}.runs r set status = v_status, finished_at = {{schema}}.now(), result = v_result, error = v_error where r.id = p_run returning * into v_run;
   perform {{schema}}.receipt(p_run, 'finished', null, null, 1, v_status);
   perform {{schema}}.promise_these({{schema}}.as_owner(v_run), v_plan.effects, '', null);
@@ -261,7 +265,8 @@ comment on function {{schema}}.finish_run(uuid) is 'Ends a run none of whose nod
 
 -- Cancels what waits, and asks what runs. An unknown outcome stays to be decided, and is then cancelled if it did not happen.
 -- Child runs are stopped with it, but for those that somebody else is at: the caller may hold jobs, and waits for no run. They
--- are stopped a moment later, by stop_children. A node whose child run is not over, or has succeeded, is not cancelled over it.
+-- are stopped a moment later, by stop_children. Of a paused run none may be busy: this is sent again then. A child run that is
+-- just ending leaves the job that waited for it held, and nobody would find that. A node whose child run is not over, or has succeeded, is not cancelled over it.
 create function {{schema}}.stop_rest(p_run uuid, p_error jsonb) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
@@ -274,6 +279,10 @@ declare
   v_waiting uuid[];
   v_child uuid;
 begin
+  if exists (select from {{schema}}.runs r where r.id = p_run and r.status = 'paused') then
+    perform from {{schema}}.runs c where c.parent_run = p_run and c.finished_at is null order by c.id for update nowait;
+    perform {{schema}}.lift_pauses(array[p_run]);
+  end if;
   update {{schema}}.nodes n set status = 'cancelled', finished_at = {{schema}}.now(), error = p_error, due = false where n.run_id = p_run and n.status = 'waiting';
   get diagnostics v_n = row_count;
   -- The items of a map that have no node get none.
@@ -306,7 +315,7 @@ begin
     end if;
   end loop;
 end $$;
-comment on function {{schema}}.stop_rest(uuid, jsonb) is 'Cancels the waiting nodes of a run and what of its jobs has not started; what runs is asked to. The caller holds the root lock.';
+comment on function {{schema}}.stop_rest(uuid, jsonb) is 'Cancels the waiting nodes of a run and what of its jobs has not started; what runs is asked to. A pause of it is over. The caller holds the root lock.';
 
 create function {{schema}}.settle_run(p_run uuid, p_failed boolean) returns void
   language plpgsql security definer set search_path = pg_catalog, pg_temp
@@ -316,13 +325,13 @@ declare
   v_run {{schema}}.runs;
 begin
   select * into v_run from {{schema}}.runs r where r.id = p_run;
-  if p_failed and v_run.status = 'running' and v_run.stopping_at is null and v_run.cancel_requested_at is null and v_run.open_nodes > 0
+  if p_failed and v_run.status in ('running', 'paused') and v_run.stopping_at is null and v_run.cancel_requested_at is null and v_run.open_nodes > 0
      and (select p.on_failure from {{schema}}.plans p where p.hash = v_run.plan_hash) = 'cancel' and {{schema}}.has_unhandled(v_run) then
     update {{schema}}.runs r set stopping_at = {{schema}}.now() where r.id = p_run;
     perform {{schema}}.stop_rest(p_run, jsonb_build_object('type', 'Cancelled', 'message', 'another node of its run has failed'));
     select * into v_run from {{schema}}.runs r where r.id = p_run;
   end if;
-  if v_run.open_nodes = 0 and v_run.status = 'running' then
+  if v_run.open_nodes = 0 and v_run.finished_at is null then
     perform {{schema}}.finish_run(p_run);
   end if;
 end $$;
@@ -444,7 +453,7 @@ begin
   end loop;
   insert into {{schema}}.nodes (id, run_id, ix, unmet, due, status)
     select {{schema}}.new_id(), v_run.id, k.ix, k.waits_for, k.waits_for = 0, 'waiting' from {{schema}}.plan_nodes k where k.plan_hash = p_plan order by k.ix;
-  perform {{schema}}.receipt(v_run.id, 'admitted', null, null, v_plan.nodes);
+  perform {{schema}}.receipt(v_run.id, 'admitted', null, null, v_plan.nodes, nullif(v_run.status, 'running'));
   v_failed := {{schema}}.advance(v_run, '{}', null, null, 0, false);
   if v_failed or exists (select from {{schema}}.runs r where r.id = v_run.id and r.open_nodes = 0) then
     -- What has a job already may be cancelled, and so needs its day in history.
@@ -561,7 +570,7 @@ begin
   end if;
   update {{schema}}.runs r set status = 'running', finished_at = null, input = case when r.items is null then coalesce(p_input, r.input) else r.input end, result = null, error = null, cancel_requested_at = null, cancel_reason = null, stopping_at = null,
       run_epoch = r.run_epoch + 1, generation = r.generation + 1 where r.id = run_id returning * into v_run;
-  perform {{schema}}.receipt(run_id, 'reopened');
+  perform {{schema}}.receipt(run_id, 'reopened', null, null, 1, nullif(v_run.status, 'running'));
   if v_run.items is not null then
     v_reopened := case when v_run.counted_from is not null then {{schema}}.reopen_loop(v_run, p_input) when v_run.pages is not null then {{schema}}.reopen_emit(v_run)
       else {{schema}}.reopen_map(v_run, p_input) end;

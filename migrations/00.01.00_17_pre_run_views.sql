@@ -64,7 +64,7 @@ declare
   v_active integer;
 begin
   perform {{schema}}.ensure_today();
-  select * into v_run from {{schema}}.runs r where r.id = p_run and r.status = 'running' for update skip locked;
+  select * into v_run from {{schema}}.runs r where r.id = p_run and r.finished_at is null for update skip locked;
   if not found then
     return 'left alone';
   end if;
@@ -263,10 +263,10 @@ begin
         (9, 'emit_differs', (n.pages is null) = coalesce(p.map ? 'pages', false), format('%s, and its plan is %s', case when n.pages is null then 'it counts no pages' else 'it counts its pages' end,
           case when p.map ? 'pages' then 'that of an emit' else 'that of no emit' end)),
         (9, 'map_active_differs', n.items is not null and n.active <> n.ready, format('%s active nodes by the run, %s by its nodes', n.active, n.ready)),
-        (9, 'map_stands_still', n.items is not null and n.run_status = 'running' and n.wanted > n.written and n.due = 0, 'items have no node, and none is due that leads to them'),
+        (9, 'map_stands_still', n.items is not null and n.run_finished_at is null and n.wanted > n.written and n.due = 0, 'items have no node, and none is due that leads to them'),
         (9, 'run_open_nodes_differ', n.open_nodes <> n.open, format('%s open nodes by the run, %s by its nodes', n.open_nodes, n.open)),
         (9, 'run_ended_with_open_nodes', n.run_finished_at is not null and n.open > 0, format('it is %s, and %s nodes are open', n.run_status, n.open)),
-        (9, 'run_stands_still', n.run_status = 'running' and n.open = 0, 'nothing is open, and it has not ended'),
+        (9, 'run_stands_still', n.run_finished_at is null and n.open = 0, 'nothing is open, and it has not ended'),
         (9, 'receipts_missing', n.sequence = 0 or c.have <> least(n.sequence, n.receipts) or c.high <> n.sequence or c.low <> n.sequence - c.have + 1,
           format('sequence %s, %s receipts from %s to %s, %s are kept', n.sequence, c.have, coalesce(c.low, 0), coalesce(c.high, 0), n.receipts)),
         (9, 'receipts_first_differs', coalesce(c.wrong_first, false), 'its first receipt is not its admission')) v(law, code, violated, detail)
@@ -349,7 +349,7 @@ begin
   return query
     select 9, 'emit_stands_still', r.id, format('%s items are open, and no page is asked for', r.open_nodes)
       from {{schema}}.runs r join {{schema}}.plans p on p.hash = r.plan_hash
-     where r.pages is not null and r.status = 'running' and r.cancel_requested_at is null and r.stopping_at is null and {{schema}}.emit_word(r) = 'again'
+     where r.pages is not null and r.finished_at is null and r.cancel_requested_at is null and r.stopping_at is null and {{schema}}.emit_word(r) = 'again'
        and r.open_nodes <= (p.map #>> '{pages,ahead}')::int
        and not (p.on_failure = 'cancel' and {{schema}}.has_unhandled(r));
   -- A parent is forgotten first, and only once the history of both is.

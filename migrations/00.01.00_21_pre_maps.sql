@@ -28,14 +28,15 @@ create function {{schema}}.admit_map(p_run {{schema}}.runs, p_node uuid, p_plan 
 declare
   v_n integer := jsonb_array_length(p_input -> (p_map ->> 'item'));
   v_map uuid;
+  v_paused text;
   v_failed boolean;
 begin
   insert into {{schema}}.runs (created_at, open_nodes, receipts, workflow, plan_hash, input, meta, parent_run, parent_node, depth, effect_depth, items, wanted, written, active, at_once)
     select {{schema}}.now(), v_n, p.receipts, p.workflow, p_plan, p_input - (p_map ->> 'item'), p_run.meta, p_run.id, p_node, p_run.depth + 1, p_run.effect_depth,
            v_n, v_n, 0, 0, least((p_map ->> 'at_once')::int, (p_map ->> 'most')::int)
       from {{schema}}.plans p where p.hash = p_plan
-    returning id into v_map;
-  perform {{schema}}.receipt(v_map, 'admitted', null, null, v_n);
+    returning id, nullif(status, 'running') into v_map, v_paused;
+  perform {{schema}}.receipt(v_map, 'admitted', null, null, v_n, v_paused);
   if p_go_on or v_n = 0 then
     v_failed := {{schema}}.advance_map(v_map, '{}', null, null, 0, false);
     if v_failed or exists (select from {{schema}}.runs r where r.id = v_map and r.open_nodes = 0) then

@@ -13,10 +13,10 @@ create table {{schema}}.loop_holds (
   check (until >= since)
 );
 create index loop_holds_open on {{schema}}.loop_holds (job_id) where until is null;
-comment on table {{schema}}.loop_holds is 'When rounds of loops with a bound on time were held for a signal; kept as long as their run is.';
+comment on table {{schema}}.loop_holds is 'When rounds of loops with a bound on time were held for a signal, or paused; kept as long as their run is.';
 comment on column {{schema}}.loop_holds.run_id is 'The run of the loop.';
 comment on column {{schema}}.loop_holds.ix is 'The round.';
-comment on column {{schema}}.loop_holds.job_id is 'The job that was held: that of the round, or of a node of a run below it.';
+comment on column {{schema}}.loop_holds.job_id is 'The job that was held: that of the round, or of a node of a run below it; or the run that was paused: the loop, or one below it.';
 comment on column {{schema}}.loop_holds.since is 'From when on.';
 comment on column {{schema}}.loop_holds.until is 'Until when; null while it is.';
 
@@ -106,7 +106,7 @@ begin
       from {{schema}}.plans p where p.hash = p_plan
     returning * into v_loop;
   insert into {{schema}}.nodes (id, run_id, ix, unmet, due, status, item) values ({{schema}}.new_id(), v_loop.id, 0, 0, true, 'waiting', p_input -> (p_loop ->> 'item'));
-  perform {{schema}}.receipt(v_loop.id, 'admitted');
+  perform {{schema}}.receipt(v_loop.id, 'admitted', null, null, 1, nullif(v_loop.status, 'running'));
   v_failed := {{schema}}.advance_loop(v_loop.id, '{}', null, null, 0, false);
   if v_failed then
     perform {{schema}}.ensure_today();
@@ -138,6 +138,12 @@ begin
       select {{schema}}.new_id(), p_run, n.ix + 1, 0, true, 'waiting', n.result from {{schema}}.nodes n where n.run_id = p_run and n.ix = v_run.written - 1;
     update {{schema}}.runs r set wanted = r.wanted + 1, written = r.written + 1, open_nodes = r.open_nodes + 1,
         held = r.held + {{schema}}.held_in_round(p_run, v_run.written - 1, r.counted_from) where r.id = p_run;
+    if v_run.status = 'paused' then
+      -- The pause goes on in the next round.
+      with over as (
+        update {{schema}}.loop_holds h set until = greatest({{schema}}.now(), h.since) where h.run_id = p_run and h.ix = v_run.written - 1 and h.job_id = p_run and h.until is null returning h.until)
+      insert into {{schema}}.loop_holds (run_id, ix, job_id, since) select p_run, v_run.written, p_run, o.until from over o;
+    end if;
   end if;
   v_due := array(select n.ix from {{schema}}.nodes n where n.run_id = p_run and n.due);
   if p_epochs is not null then

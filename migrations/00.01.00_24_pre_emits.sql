@@ -8,13 +8,14 @@ create function {{schema}}.admit_emit(p_run {{schema}}.runs, p_node uuid, p_plan
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_emit uuid;
+  v_paused text;
 begin
   insert into {{schema}}.runs (created_at, open_nodes, receipts, workflow, plan_hash, input, meta, parent_run, parent_node, depth, effect_depth, items, wanted, written, active, at_once, pages)
     select {{schema}}.now(), 0, p.receipts, p.workflow, p_plan, p_input, p_run.meta, p_run.id, p_node, p_run.depth + 1, p_run.effect_depth,
            0, 0, 0, 0, least((p_map ->> 'at_once')::int, (p_map ->> 'most')::int), 0
       from {{schema}}.plans p where p.hash = p_plan
-    returning id into v_emit;
-  perform {{schema}}.receipt(v_emit, 'admitted');
+    returning id, nullif(status, 'running') into v_emit, v_paused;
+  perform {{schema}}.receipt(v_emit, 'admitted', null, null, 1, v_paused);
   if {{schema}}.advance_emit(v_emit, '{}', null, null, 0, false) then
     perform {{schema}}.ensure_today();
     perform {{schema}}.settle_run(v_emit, true);

@@ -42,6 +42,7 @@ KEYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "installation": (("one",),),
     "limits": (("name",),),
     "runs": (("id",),),
+    "run_pauses": (("run_id",),),
     "nodes": (("id",), ("run_id", "ix")),
     "receipts": (("run_id", "sequence"),),
     "stock": (("item",),),

@@ -64,6 +64,18 @@ EXEMPT: dict[tuple[str, str, str], tuple[str, str]] = {
         "h.job_id = old.id AND h.until IS NULL",
         "what one job is held in: a round of each of the loops above it, of which there are at most 8",
     ),
+    ("finish_run", "update", "loop_holds"): (
+        "h.job_id = p_run AND h.until IS NULL",
+        "the times that the pause of one run keeps open: of itself and of the loops above it, at most 9",
+    ),
+    ("advance_loop", "update", "loop_holds"): (
+        "h.run_id = p_run AND h.ix = v_run.written - 1 AND h.job_id = p_run AND h.until IS NULL",
+        "the one that the pause of the loop keeps open",
+    ),
+    ("lift_pauses", "update", "loop_holds"): (
+        "h.job_id = ANY(v_paused) AND h.until IS NULL",
+        "the runs of one tree, which are resumed as a whole: at most 9 for each",
+    ),
     ("prune_runs", "delete", "loop_holds"): (
         "h.run_id = ANY(v_runs)",
         "v_runs is picked with a LIMIT, and a loop has at most 10000 rounds for each time that it was reopened: their "

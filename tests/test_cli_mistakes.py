@@ -36,6 +36,8 @@ ARGUMENTS = {
     "runs tree": [NOBODY],
     "runs wait": [NOBODY],
     "runs signal": [NOBODY, "approval", "{}"],
+    "runs pause": [NOBODY, "--reason", "why"],
+    "runs resume": [NOBODY, "--reason", "why"],
     "runs cancel": [NOBODY],
     "runs retry": [NOBODY],
     "workflows list": ["--app", "shop:app"],

@@ -512,6 +512,75 @@ def test_cancel_answers_and_leaves_its_mark(cli: Cli, conn: Conn) -> None:
     assert (mark["action"], mark["reason"], "@" in mark["actor"]) == ("cancel_run", "not wanted", True)
 
 
+def test_pause_and_resume_answer_for_each_run_and_leave_their_mark(cli: Cli, conn: Conn) -> None:
+    worker = worker_for(conn)
+    plan = chain(conn, "a", "b")
+    one, other, done = start(conn, plan), start(conn, plan), start(conn, chain(conn, "c", workflow="short"))
+    do(conn, worker, "c")
+    why = ("--reason", "the provider is down")
+    assert cli.ok("runs", "pause", str(one), *why, "--code", "incident-42", "--json").json == [
+        {"id": str(one), "answer": "paused"}
+    ]
+    said = cli("runs", "pause", str(one), str(other), str(done), NOBODY, *why, "--json")
+    answers = [row["answer"] for row in said.json]
+    assert (said.code, answers) == (1, ["already", "paused", "finished", "refused"])
+    assert f"there is no run {NOBODY}" in said.json[3]["why"]
+    assert ids(cli, "--status", "paused") == [other, one]
+    listed = cli.ok("runs", "list", "--status", "paused").out
+    assert ("paused (incident-42)" in listed, "paused (operator)" in listed) == (True, True)
+    for command in ("show", "tree"):
+        shown = cli.ok("runs", command, str(one)).out
+        told = ("incident-42", "the provider is down", "@", f"taskq runs resume {one} --reason", "held: paused")
+        assert [text for text in told if text not in shown] == []
+    shown = cli.ok("runs", "show", str(one), "--json").json
+    assert (shown["paused_code"], shown["resume"], shown["paused_held"]) == ("incident-42", str(one), 1)
+    again = cli.ok("runs", "resume", str(one), str(other), "--reason", "it is back")
+    assert again.out.count("resumed") == 2
+    assert cli.ok("runs", "resume", str(one), "--reason", "it is back", "--json").json[0]["answer"] == "not_paused"
+    assert cli("runs", "resume", str(done), "--reason", "it is back").code == 1
+    assert "paused" not in cli.ok("runs", "show", str(one)).out.split("audit")[0]
+    marks = [a for a in cli.ok("audit", "list", "--json").json if a["subject"] == str(one)]
+    assert {(mark["action"], mark["reason"]) for mark in marks} == {
+        ("pause_run", "the provider is down"),
+        ("resume_run", "it is back"),
+    }
+
+
+def test_a_pause_needs_a_reason_and_a_code_that_is_a_name(cli: Cli, conn: Conn) -> None:
+    run = str(start(conn, chain(conn, "a")))
+    for command in ("pause", "resume"):
+        missing = cli("runs", command, run)
+        assert (missing.code, "--reason" in missing.err) == (2, True)
+        assert (
+            "needs a reason"
+            in cli("runs", command, run, "--reason", " ").err + cli("runs", command, run, "--reason", " ").out
+        )
+    refused = cli("runs", "pause", run, "--reason", "why", "--code", "two words", "--json")
+    assert (refused.code, "two words" in refused.json[0]["why"]) == (1, True)
+
+
+def test_a_part_of_a_paused_run_names_the_run_to_resume(cli: Cli, conn: Conn) -> None:
+    made = mapped(conn, [1, 2])
+    child = str(child_of(conn, made.run))
+    cli.ok("runs", "pause", str(made.run), "--reason", "why")
+    refused = cli("runs", "resume", child, "--reason", "why")
+    assert (refused.code, str(made.run) in refused.out) == (1, True)
+    assert f"taskq runs resume {made.run} --reason" in cli.ok("runs", "show", child).out
+
+
+def test_doctor_tells_of_a_run_that_is_paused_for_long(cli: Cli, conn: Conn) -> None:
+    run = str(start(conn, chain(conn, "a")))
+    cli.ok("runs", "pause", run, "--reason", "a look first", "--code", "look")
+    found = checks(cli)["paused_runs"]
+    assert (found["verdict"], "1 run paused" in found["found"]) == ("ok", True)
+    conn.execute("update taskq.run_pauses set since = taskq.now() - interval '2 days'")
+    found = checks(cli)["paused_runs"]
+    assert found["verdict"] == "warn"
+    assert all(text in found["found"] for text in (run, "look", "a look first", "2"))
+    assert f"taskq runs resume {run}" in found["cure"]
+    assert checks(cli)["runs"]["verdict"] == "ok"
+
+
 def test_retry_is_refused_with_the_reason(cli: Cli, conn: Conn) -> None:
     worker = worker_for(conn)
     run = start(conn, chain(conn, "a"))

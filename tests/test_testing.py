@@ -224,6 +224,25 @@ async def test_what_is_left_in_a_line_that_is_held_up_is_told(dsn: str, aconn: a
 
 
 @anyio
+async def test_what_a_paused_run_holds_is_told(dsn: str, aconn: asyncpg.Connection) -> None:
+    async with TaskQ(dsn) as app:
+
+        @app.task
+        async def step(n: int) -> int:
+            return n + 1
+
+        @app.workflow
+        def flow(n: int) -> int:
+            return step.step(step.step(n))
+
+        run = await flow.start(1)
+        await run.pause("a look first")
+        assert await drain(app, later=True) == Drained(held=1)
+        await run.resume("looked")
+        assert await drain(app) == Drained(succeeded=2)
+
+
+@anyio
 async def test_what_is_not_done_in_time_is_named(dsn: str, aconn: asyncpg.Connection) -> None:
     async with TaskQ(dsn) as app:
 

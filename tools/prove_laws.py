@@ -39,6 +39,7 @@ from guards.laws import LAWS  # noqa: E402
 from guards.loops import OF_LOOPS  # noqa: E402
 from guards.maps import OF_MAPS  # noqa: E402
 from guards.ordering import ORDERING  # noqa: E402
+from guards.pauses import OF_PAUSES  # noqa: E402
 from guards.record import RECORD  # noqa: E402
 from guards.rules import RULES  # noqa: E402
 from guards.run_locks import AROUND_RUNS  # noqa: E402
@@ -58,6 +59,7 @@ GUARDS: tuple[Guard, ...] = (
         *OF_RUNS,
         *OF_MAPS,
         *OF_LOOPS,
+        *OF_PAUSES,
         *AROUND_RUNS,
         *COHORTS,
         *KNOBS,

@@ -34,7 +34,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "enqueue": ("taskq.cli.enqueue", "Enqueue one job and print its id."),
     "jobs": ("taskq.cli.jobs", "Look at jobs and steer them."),
     "effects": ("taskq.cli.effects", "Look at terminal effects, settle and retry them."),
-    "runs": ("taskq.cli.runs", "Look at runs of workflows, cancel and retry them."),
+    "runs": ("taskq.cli.runs", "Look at runs of workflows, pause, cancel and retry them."),
     "workflows": ("taskq.cli.workflows", "Look at an app's workflows and their plans."),
     "queues": ("taskq.cli.queues", "Look at queues, pause and resume them."),
     "orderings": ("taskq.cli.orderings", "Look at ordering keys, and let halted ones go on."),

@@ -61,6 +61,8 @@ _ROLES = {
             "settle_effect",
             "retry_effect",
             "cancel_run",
+            "pause_run",
+            "resume_run",
             "retry_run",
         ),
         "operator",

@@ -1,4 +1,4 @@
-"""``taskq runs list | show | tree | wait | signal | cancel | retry``: runs of workflows, their nodes, and steering."""
+"""``taskq runs list | show | tree | wait | signal | pause | resume | cancel | retry``: runs, their nodes, steering."""
 
 from __future__ import annotations
 
@@ -22,12 +22,18 @@ ALL = 1_000_000
 MOST_PLACES = 100
 """Where the view ``ready_nodes`` stops counting."""
 STATUSES = ("running", "paused", "recovering", "succeeded", "failed", "cancelled")
+IdsArgument = Annotated[
+    list[str], typer.Argument(help="The ids of runs, in full.", metavar="ID...", show_default=False)
+]
+WhyOption = Annotated[
+    str, typer.Option("--reason", help="Why; it goes on the record, and is shown where the run is.", show_default=False)
+]
 IdArgument = Annotated[str, typer.Argument(help="The id of a run.", metavar="ID", show_default=False)]
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Look at runs of workflows, wait for them, signal, cancel and retry them.\n\n"
+    help="Look at runs of workflows, wait for them, signal, pause, cancel and retry them.\n\n"
     "Exit codes: 0 done; 1 refused, or there is no such run; 2 usage or settings; 3 cannot connect.",
 )
 
@@ -127,7 +133,10 @@ def show_(
         print_json({**row, "nodes": nodes, **told})
         return ExitCode.FAILED if faults else ExitCode.OK
     values = ("input", "result", "error", "meta")
-    facts = [{"what": k.replace("_", " "), "is": v} for k, v in row.items() if k not in values and v is not None]
+    told_apart = (*values, "resume")
+    facts = [{"what": k.replace("_", " "), "is": v} for k, v in row.items() if k not in told_apart and v is not None]
+    if row["resume"] is not None:
+        facts.append({"what": "goes on with", "is": _resuming(row)})
     print_table(facts, ["what", "is"])
     for name in values:
         if row[name] is not None:
@@ -229,7 +238,12 @@ def tree(id_: IdArgument, as_json: JsonOption = False, dsn: DsnOption = None, sc
             )
             return ExitCode.OK
         shown = list(_shown(database, graph, 0))
-    print(f"{found[0]['workflow']} {run} is {_status(found[0])}\n")
+    print(f"{found[0]['workflow']} {run} is {_status(found[0])}")
+    if found[0]["resume"] is not None:
+        row = found[0]
+        print(f"since {row['paused_since']}, by {row['paused_by']}: {row['paused_reason']}")
+        print(f"goes on with: {_resuming(row)}")
+    print()
     columns = ["node", "status", "task", "also_after", "about"]
     if not any(row["also_after"] for row in shown):
         columns.remove("also_after")
@@ -328,6 +342,40 @@ def wait(
 
 
 @app.command()
+def pause(
+    ids: IdsArgument,
+    reason: WhyOption,
+    code: Annotated[
+        str, typer.Option("--code", help="A short name for the kind of reason, such as incident-42.", metavar="NAME")
+    ] = "operator",
+    as_json: JsonOption = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> int:
+    """Pause runs with their child runs: nothing of them starts until resume; what runs goes on to its end.
+
+    Answers paused, or already: it is paused, and keeps the code that it has. A run that has finished, or is being
+    cancelled (cancelling), is left alone, and the exit code is 1.
+    """
+    return _each("pause_run", ids, (reason, code), ("paused", "already"), as_json=as_json, dsn=dsn, schema=schema)
+
+
+@app.command()
+def resume(
+    ids: IdsArgument,
+    reason: WhyOption,
+    as_json: JsonOption = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> int:
+    """Let paused runs go on with all that is paused below them: what the pause held is due when it was.
+
+    Answers resumed, not_paused, or finished, with exit code 1. Refused while a run above it is paused: resume that.
+    """
+    return _each("resume_run", ids, (reason,), ("resumed", "not_paused"), as_json=as_json, dsn=dsn, schema=schema)
+
+
+@app.command()
 def cancel(
     id_: IdArgument,
     reason: ReasonOption = None,
@@ -385,6 +433,34 @@ def _do(
     return ExitCode.FAILED if answer in undone else ExitCode.OK
 
 
+def _each(
+    query: str,
+    ids: list[str],
+    said: tuple[str, ...],
+    done: tuple[str, ...],
+    *,
+    as_json: bool,
+    dsn: str | None,
+    schema: str | None,
+) -> int:
+    """Pause or resume several, each in a transaction of its own; ``done`` are the answers after which it is so."""
+    from taskq.cli.database import actor, job_id, open_database
+    from taskq.cli.output import ExitCode, show
+    from taskq.errors import DatabaseRefusal
+
+    runs = [job_id(each, "run") for each in ids]
+    rows: list[dict[str, Any]] = []
+    with open_database(dsn, schema) as database:
+        for run in runs:
+            try:
+                rows.append({"id": run, "answer": database.value(query, run, said[0], actor(), *said[1:])})
+            except DatabaseRefusal as exc:
+                rows.append({"id": run, "answer": "refused", "why": str(exc)})
+    columns = ["id", "answer", "why"] if any("why" in row for row in rows) else ["id", "answer"]
+    show(rows, columns, as_json=as_json)
+    return ExitCode.OK if all(row["answer"] in done for row in rows) else ExitCode.FAILED
+
+
 def _not_found(run: str, faults: list[dict[str, Any]], ring: list[dict[str, Any]], *, as_json: bool) -> int:
     from taskq.cli.output import ExitCode, print_json
     from taskq.errors import RunNotFound
@@ -424,7 +500,14 @@ def _in_short(row: dict[str, Any]) -> dict[str, Any]:
 def _status(run: dict[str, Any]) -> str:
     if run["status"] == "running" and run["cancel_requested_at"] is not None:
         return "running, cancelling"
+    if run["status"] == "paused" and run["paused_code"] is not None:
+        return f"paused ({run['paused_code']})"
     return str(run["status"])
+
+
+def _resuming(run: dict[str, Any]) -> str:
+    """The command with which a paused run goes on."""
+    return f"taskq runs resume {run['resume']} --reason WHY"
 
 
 def _about(node: dict[str, Any]) -> str | None:

@@ -23,6 +23,7 @@ __all__ = [
     "check_database",
     "check_job_id",
     "check_layer",
+    "check_pause",
     "check_queues",
     "check_requests",
     "check_resolution",
@@ -76,6 +77,21 @@ def check_steering(job_id: object, reason: object, actor: object, what: str = "j
     """
     said = (None if text is None else check_text(what, text) for what, text in (("reason", reason), ("actor", actor)))
     return str(check_job_id(job_id, what)), *said
+
+
+def check_pause(run_id: object, reason: object, actor: object, code: object = "operator") -> tuple[Any, ...]:
+    """The arguments of a pause; without the code those of resuming.
+
+    Raises:
+        InvalidRequest: One is not valid.
+    """
+    run, said, who = check_steering(run_id, reason, actor, "run")
+    if said is None or not said.strip():
+        raise InvalidRequest("a run is paused, and resumed, for a reason; say why, it goes on the record")
+    try:
+        return run, said, who, check_name("the code of a pause", code)
+    except InvalidPolicy as exc:
+        raise InvalidRequest(str(exc)) from None
 
 
 def check_signal(job_id: object, name: object, payload: object, key: object) -> tuple[str, str, str, str | None]:

@@ -35,8 +35,8 @@ class Drained:
         retried: Attempts after which the job waited again: failures, retry-afters and snoozes.
         waiting: Jobs that are left: they wait for a later time, in a paused queue, in a cohort whose limit is 0, or for
             a child run.
-        held: Jobs that are left because they wait for a signal; or in the line of an ordering key, behind one that has
-            failed and halts it, whose outcome is unknown, or that waits itself.
+        held: Jobs that are left because they wait for a signal, or their run is paused; or in the line of an ordering
+            key, behind one that has failed and halts it, whose outcome is unknown, or that waits itself.
     """
 
     succeeded: int = 0

@@ -13,12 +13,13 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, cast
 from uuid import UUID
 
-from taskq.client.checks import check_job_id, check_signal, check_steering
+from taskq.client.checks import check_job_id, check_pause, check_signal, check_steering
 from taskq.client.requests import check_meta, check_run_key
 from taskq.codec import decode_any
 from taskq.db.pools import refuse_in_event_loop
 from taskq.durations import Duration
 from taskq.errors import InvalidRequest, PayloadError, RunNotFound
+from taskq.telemetry import get_logger
 from taskq.workflow.fit import shown
 
 if TYPE_CHECKING:
@@ -37,7 +38,24 @@ NodeStatus: TypeAlias = Literal[
     "waiting", "pending", "running", "held", "unknown", "blocked", "skipped", "succeeded", "failed", "cancelled"
 ]
 RunSignalAnswer: TypeAlias = Literal["given", "kept", "already"]
+PauseRunAnswer: TypeAlias = Literal["paused", "already", "finished", "cancelling"]
+ResumeRunAnswer: TypeAlias = Literal["resumed", "not_paused", "finished"]
 CancelRunAnswer: TypeAlias = Literal["cancelled", "requested", "succeeded", "failed", "finished", "not_found"]
+
+
+log = get_logger("workflow")
+
+
+def _paused(run: UUID, code: str, answer: PauseRunAnswer) -> PauseRunAnswer:
+    if answer == "paused":
+        log.info("run.paused", run_id=str(run), code=code)
+    return answer
+
+
+def _resumed(run: UUID, answer: ResumeRunAnswer) -> ResumeRunAnswer:
+    if answer == "resumed":
+        log.info("run.resumed", run_id=str(run))
+    return answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +261,59 @@ class Run(Generic[R_co]):
         refuse_in_event_loop("cancel_sync")
         answer = self._app._sync.call("cancel_run", *check_steering(self.id, reason, actor, "run"))
         return cast(CancelRunAnswer, answer)
+
+    async def pause(self, reason: str, *, code: str = "operator", actor: str | None = None) -> PauseRunAnswer:
+        """Pause it with its child runs: nothing of it starts until ``resume``; what runs goes on to its end.
+
+        That end is applied as always: what it makes ready is held, and where it was the last, the run has ended.
+
+        Args:
+            reason: Why; it goes on the record, and is shown wherever the run is.
+            code: A short name for the kind of reason, 1 to 128 printable ASCII characters without spaces.
+            actor: Who; the database's user by default.
+
+        Returns:
+            ``paused``, or what it is and was left as: ``already`` paused, with the code that it has, ``finished``, or
+            ``cancelling``.
+
+        Raises:
+            RunNotFound: There is no such run.
+            InvalidRequest: There is no reason, or the code is none.
+        """
+        client = await self._app._open_async()
+        answer = await client.call("pause_run", *check_pause(self.id, reason, actor, code))
+        return _paused(self.id, code, cast(PauseRunAnswer, answer))
+
+    def pause_sync(self, reason: str, *, code: str = "operator", actor: str | None = None) -> PauseRunAnswer:
+        """Like ``pause``, for code without an event loop."""
+        refuse_in_event_loop("pause_sync")
+        answer = self._app._sync.call("pause_run", *check_pause(self.id, reason, actor, code))
+        return _paused(self.id, code, cast(PauseRunAnswer, answer))
+
+    async def resume(self, reason: str, *, actor: str | None = None) -> ResumeRunAnswer:
+        """Let it go on with all that is paused below it: what the pause held is due when it was.
+
+        Args:
+            reason: Why; it goes on the record.
+            actor: Who; the database's user by default.
+
+        Returns:
+            ``resumed``, or what it is and was left as: ``not_paused`` or ``finished``.
+
+        Raises:
+            RunNotFound: There is no such run.
+            RunWrongState: A run above it is paused: resume that, the refusal names it.
+            InvalidRequest: There is no reason.
+        """
+        client = await self._app._open_async()
+        answer = await client.call("resume_run", *check_pause(self.id, reason, actor)[:3])
+        return _resumed(self.id, cast(ResumeRunAnswer, answer))
+
+    def resume_sync(self, reason: str, *, actor: str | None = None) -> ResumeRunAnswer:
+        """Like ``resume``, for code without an event loop."""
+        refuse_in_event_loop("resume_sync")
+        answer = self._app._sync.call("resume_run", *check_pause(self.id, reason, actor)[:3])
+        return _resumed(self.id, cast(ResumeRunAnswer, answer))
 
     async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> RunSignalAnswer:
         """Send it a signal: to one of its nodes, or of its child runs, whose body waits with ``ctx.wait_for``, or will.

@@ -126,6 +126,10 @@ CALLS = {
     "store_plan": "select taskq.store_plan('{}')",
     "start_run": "select * from taskq.start_run('p', '{}')",
     "cancel_run": "select taskq.cancel_run(taskq.id_zero())",
+    "pause_run": "select taskq.pause_run(taskq.id_zero(), 'why')",
+    "resume_run": "select taskq.resume_run(taskq.id_zero(), 'why')",
+    "lift_pauses": "select taskq.lift_pauses('{}')",
+    "lock_waiting": "select taskq.lock_waiting('{}')",
     "retry_run": "select taskq.retry_run(taskq.id_zero())",
     "heal_run": "select taskq.heal_run(taskq.id_zero())",
     "heal_runs": "select * from taskq.heal_runs()",
@@ -182,6 +186,7 @@ CALLS = {
     "waiting_parent": "select taskq.waiting_parent(null::taskq.jobs)",
     "sweep_children": "select taskq.sweep_children()",
     "waits_for_ended": "select taskq.waits_for_ended(taskq.id_zero(), 0, 1)",
+    "check_pauses": "select * from taskq.check_pauses()",
     "check_children": "select * from taskq.check_children()",
     "check_signal": "select taskq.check_signal('s', 'null', null)",
     "signal_for_node": "select taskq.signal_for_node(taskq.id_zero(), 0, taskq.id_zero(), '{}')",
@@ -203,6 +208,8 @@ MAY = {
         "store_plan",
         "start_run",
         "cancel_run",
+        "pause_run",
+        "resume_run",
     },
     "worker": set(CALLS)
     - {
@@ -256,6 +263,7 @@ MAY = {
     }
     - {"lock_run_of", "lock_runs_of", "run_is_free", "lock_trees"}
     - {"admit_map", "write_items", "advance_map", "reopen_map"}
+    - {"lift_pauses", "lock_waiting"}
     - {"admit_loop", "advance_loop", "reopen_loop"}
     - {"admit_emit", "take_page", "ask_page", "advance_emit", "reopen_emit"}
     - {"begin_child", "release_parent", "stop_run", "admit_run", "reopen_run", "may_reopen"},
@@ -278,6 +286,8 @@ MAY = {
         "clear_limit",
         "check_invariants",
         "cancel_run",
+        "pause_run",
+        "resume_run",
         "retry_run",
         "heal_run",
         "heal_runs",
@@ -356,6 +366,7 @@ def test_the_calls_above_are_all_that_write(conn: Conn) -> None:
         "map_value",
         "map_outcomes",
         "check_items",
+        "check_pause",
         "arm_taken",
         "held_in_round",
         "loop_done",

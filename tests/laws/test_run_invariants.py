@@ -120,6 +120,7 @@ def looped_through(conn: Conn) -> UUID:
 
 PLAN = "(select plan_hash from taskq.runs where id = %s)"
 CLOSED = " returning run_id) update taskq.runs r set open_nodes = open_nodes - 1 from n where r.id = n.run_id"
+FORGED_PAUSE = "insert into taskq.run_pauses values (%s, now(), 'c', 'r', 'me') returning run_id"
 FORGERIES = [
     # code, of which run, how it is forged, the smallest scope that reports it
     ("run_plan_missing", "live", f"delete from taskq.plans where hash = {PLAN}", "live"),
@@ -348,6 +349,36 @@ FORGERIES = [
         " update taskq.runs r set written = 1 where r.id in (select run_id from n)",
         "live",
     ),
+    (
+        "pending_in_paused_run",
+        "pair",
+        f"with r as ({FORGED_PAUSE}) update taskq.runs set status = 'paused' where id in (select run_id from r)",
+        "live",
+    ),
+    (
+        "held_as_paused_in_no_pause",
+        "pair",
+        "update taskq.jobs set status = 'held', held_reason = 'paused' where task = 'x' and run_id = %s",
+        "live",
+    ),
+    ("pause_record_differs", "pair", FORGED_PAUSE, "live"),
+    (
+        "pause_record_differs",
+        "parent",
+        # Its child is paused with it: it is the parent that has no record.
+        "with r as (update taskq.runs set status = 'paused' where %s in (id, parent_run) returning id, parent_run),"
+        " j as (update taskq.jobs j set status = 'held', held_reason = 'paused' from r"
+        "  where j.run_id = r.id and j.status = 'pending')"
+        " insert into taskq.run_pauses select id, now(), 'c', 'r', 'me' from r where parent_run is not null",
+        "live",
+    ),
+    (
+        "child_not_paused",
+        "child",
+        "with r as (update taskq.runs p set status = 'paused' from taskq.runs c where c.id = %s and p.id = c.parent_run"
+        " returning p.id) insert into taskq.run_pauses select id, now(), 'c', 'r', 'me' from r",
+        "live",
+    ),
     ("loop_differs", "loop", "update taskq.runs set counted_from = null, held = null where id = %s", "live"),
     (
         "loop_differs",
@@ -452,7 +483,8 @@ def test_a_forged_run_is_reported(conn: Conn, runs: Runs, code: str, whose: str,
 
 
 def test_each_check_of_runs_has_its_forgery(conn: Conn) -> None:
-    text = one(conn, "select prosrc from pg_proc where oid = 'taskq.check_runs(text, timestamptz)'::regprocedure")
+    names = "'taskq.check_runs(text, timestamptz)'::regprocedure, 'taskq.check_pauses()'::regprocedure"
+    text = one(conn, f"select string_agg(prosrc, '' order by oid) from pg_proc where oid in ({names})")
     codes = re.findall(r"(?:\bselect |\()9, '(\w+)',", text)
     assert len(codes) == len(set(codes)) > 10
     assert {code for code, *_ in FORGERIES} == set(codes)

@@ -22,6 +22,7 @@ Conn = psycopg.Connection[Any]
 TABLES = (
     *("runs", "nodes", "receipts", "jobs", "history", "ledger", "effect_intents", "ordering_keys", "audit"),
     "loop_holds",
+    "run_pauses",
 )
 EFFECT = {
     "name": "undo",
@@ -404,6 +405,28 @@ def heals(conn: Conn, made: dict[str, Any]) -> None:
     rows(conn, "select * from taskq.heal_runs()")
 
 
+def pauses(conn: Conn, made: dict[str, Any]) -> None:
+    assert one(conn, "select taskq.pause_run(%s, 'why', 'me')", made["run"]) == "paused"
+
+
+def resumes(conn: Conn, made: dict[str, Any]) -> None:
+    assert one(conn, "select taskq.resume_run(%s, 'well again', 'me')", made["run"]) == "resumed"
+
+
+def while_paused(before: Callable[[Conn], dict[str, Any]], *ends: str) -> Callable[[Conn], dict[str, Any]]:
+    """It was paused, and these claims have ended since."""
+
+    def do(conn: Conn) -> dict[str, Any]:
+        made = before(conn)
+        pauses(conn, made)
+        for task in ends:
+            result = {"items": [5], "cursor": "b"} if task == "list" else {"word": "again"}
+            finish(conn, made["worker"], made["claims"][task], result=result)
+        return made
+
+    return do
+
+
 def carries_on(conn: Conn, made: dict[str, Any]) -> None:
     rows(conn, "select * from taskq.carry_on_run()")
 
@@ -482,6 +505,22 @@ TRANSITIONS: dict[str, tuple[Callable[[Conn], dict[str, Any]], Callable[[Conn, d
     ),
     "reopen with an emit": (emit_failed, reopens, 8),
     "heal an emit": (emit_left_behind, heals, 9),
+    "pause": (one_ended, pauses, 4),
+    "pause with a child": (child_waits, pauses, 8),
+    "pause with a map": (map_begun, pauses, 7),
+    "pause with a loop": (loop_begun, pauses, 8),
+    "pause with an emit": (emit_that_waits, pauses, 7),
+    "advance while paused": (while_paused(one_ended), ends("b", result=2), 7),
+    "start a child while paused": (while_paused(with_child), ends("a", result=1), 10),
+    "end a round while paused": (while_paused(loop_begun), ends("more", result={"word": "again"}), 9),
+    "end the round that is the end while paused": (while_paused(loop_begun), ends("more", result={"word": "done"}), 8),
+    "fail while paused": (while_paused(child_waits), ends("beside", "failed"), 14),
+    "resume": (while_paused(one_ended, "b"), resumes, 4),
+    "resume with a child": (while_paused(child_started, "x"), resumes, 8),
+    "resume with a map": (while_paused(map_begun, "each[0]"), resumes, 8),
+    "resume with a loop": (while_paused(loop_begun, "more"), resumes, 9),
+    "resume with an emit": (while_paused(emit_in_its_second_page, "list"), resumes, 8),
+    "cancel while paused": (while_paused(child_started, "x"), cancels, 8),
 }
 
 
@@ -498,7 +537,7 @@ def shape(conn: Conn, made: dict[str, Any]) -> Any:
         "select workflow, status, generation, input, items, wanted, written, active from taskq.runs"
         " order by depth, workflow",
     )
-    jobs = rows(conn, "select task, status, payload from taskq.jobs order by task, payload")
+    jobs = rows(conn, "select task, status, held_reason, payload from taskq.jobs order by task, payload")
     nodes = rows(
         conn,
         "select r.workflow, n.ix, n.status, n.due, n.item from taskq.nodes n join taskq.runs r on r.id = n.run_id"

@@ -196,3 +196,41 @@ async def test_a_member_whose_worker_was_lost_runs_again_and_its_run_goes_on(
     kinds = await aconn.fetch("select kind from taskq.receipts where run_id = $1 order by sequence", run)
     assert [row["kind"] for row in kinds] == ["admitted", "ready", "lost", "ended", "ready", "ended", "finished"]
     assert await aconn.fetchval("select result #>> '{}' from taskq.runs where id = $1", run) == "done!"
+
+
+async def test_a_run_that_is_paused_while_its_first_body_runs_starts_no_other_until_it_is_resumed(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates
+) -> None:
+    ran: list[str] = []
+
+    @app.task
+    async def member(name: str) -> str:
+        ran.append(name)
+        if name == "a":
+            await gates.wait("a")
+        return name
+
+    @app.task
+    async def plain() -> None:
+        return None
+
+    nodes = [node(name, {"name": {"value": name}}, task="member") for name in "abc"]
+    plan = await store(app, aconn, nodes, [edge(0, 1), edge(1, 2)], result=result_of(2))
+    async with run_worker(concurrency=5):
+        run = await start(aconn, plan)
+        await gates.until_reached("a")
+        assert await aconn.fetchval("select taskq.pause_run($1, 'why')", run) == "paused"
+        gates.open("a")
+
+        async def held() -> bool:
+            query = "select status from taskq.run_tree where run_id = $1 and name = 'b'"
+            return bool(await aconn.fetchval(query, run) == "held")
+
+        await aeventually(held, BOUND)
+        # The worker looks for work meanwhile, and finds other.
+        await (await plain.enqueue()).result(timeout=BOUND)
+        assert ran == ["a"]
+        assert await aconn.fetchval("select taskq.resume_run($1, 'why')", run) == "resumed"
+        assert await until_ended(aconn, run) == {"succeeded": 1}
+    assert ran == ["a", "b", "c"]
+    assert await aconn.fetch("select * from taskq.check_invariants('all')") == []

@@ -106,6 +106,36 @@ async def test_a_run_that_nobody_works_on_is_cancelled_at_once_and_reopened(app:
         assert await run.result(timeout=BOUND) == 1
 
 
+async def test_a_run_is_paused_and_resumed(
+    app: TaskQ, dsn: str, gates: Gates, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "taskq")
+    flow = failing(app, gates)
+    run = await flow.start(1)
+    assert await run.pause("a look first", code="look", actor="tester") == "paused"
+    assert await run.pause("another", code="other") == "already"
+    assert (await run.info()).status == "paused"
+    assert [(each.status, each.held_reason) for each in await run.nodes()] == [("held", "paused"), ("waiting", None)]
+    with pytest.raises(InvalidRequest, match="reason"):
+        await run.pause(" ")
+    with pytest.raises(InvalidRequest, match="code"):
+        await run.pause("why", code="two words")
+    assert await run.resume("looked") == "resumed"
+    assert await run.resume("looked") == "not_paused"
+    told = [record.getMessage() for record in caplog.records if "run." in record.getMessage()]
+    assert (len(told), "run.paused" in told[0], "run.resumed" in told[1]) == (2, True, True)
+    gates.open()
+    async with working(app, dsn):
+        assert await run.result(timeout=BOUND) == 1
+    assert (await run.pause("late"), await run.resume("late")) == ("finished", "finished")
+
+
+def test_a_run_is_paused_without_an_event_loop(app: TaskQ, gates: Gates) -> None:
+    run = failing(app, gates).start_sync(1)
+    assert (run.pause_sync("why"), run.pause_sync("why")) == ("paused", "already")
+    assert (run.resume_sync("why"), run.resume_sync("why")) == ("resumed", "not_paused")
+
+
 async def test_effects_of_a_run_take_its_arguments_and_its_result(app: TaskQ, dsn: str, gates: Gates) -> None:
     told: list[tuple[Any, ...]] = []
     gates.open()
@@ -141,7 +171,7 @@ async def test_handles_of_runs_that_are_not_there(app: TaskQ) -> None:
     flow, run_id = simple(app), uuid4()
     run = flow.handle(str(run_id))
     assert (run.id, repr(run), run == flow.handle(run_id), run == run_id) == (run_id, f"<Run {run_id}>", True, False)
-    for call in (run.info, lambda: run.result(timeout=5), run.retry):
+    for call in (run.info, lambda: run.result(timeout=5), run.retry, lambda: run.pause("w"), lambda: run.resume("w")):
         with pytest.raises(RunNotFound, match=str(run_id)) as caught:
             await call()
         assert caught.value.run_id == run_id

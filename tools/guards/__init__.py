@@ -35,8 +35,9 @@ FILES = {
     "loops": "00.01.00_23_pre_loops.sql",
     "emits": "00.01.00_24_pre_emits.sql",
     "effect_steps": "00.01.00_25_pre_effect_steps.sql",
-    "invariants": "00.01.00_26_pre_invariants.sql",
-    "roles": "00.01.00_27_pre_roles.sql",
+    "pauses": "00.01.00_26_pre_pauses.sql",
+    "invariants": "00.01.00_27_pre_invariants.sql",
+    "roles": "00.01.00_28_pre_roles.sql",
 }
 
 

@@ -197,11 +197,11 @@ AROUND_RUNS: tuple[Guard, ...] = (
                     ("map_active_differs", "n.items is not null and n.active <> n.ready"),
                     (
                         "map_stands_still",
-                        "n.items is not null and n.run_status = 'running' and n.wanted > n.written and n.due = 0",
+                        "n.items is not null and n.run_finished_at is null and n.wanted > n.written and n.due = 0",
                     ),
                     ("run_open_nodes_differ", "n.open_nodes <> n.open"),
                     ("run_ended_with_open_nodes", "n.run_finished_at is not null and n.open > 0"),
-                    ("run_stands_still", "n.run_status = 'running' and n.open = 0"),
+                    ("run_stands_still", "n.run_finished_at is null and n.open = 0"),
                     ("receipts_first_differs", "coalesce(c.wrong_first, false)"),
                 )
             ),

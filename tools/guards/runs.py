@@ -42,7 +42,13 @@ def decides(what: str, part: str, instead: str, *tests: str) -> Guard:
 
 
 OF_RUNS: tuple[Guard, ...] = (
-    run("guard: the run is running", "if v_run.status is distinct from 'running'\n     or ", "if ", NOT_LIVE),
+    run(
+        "guard: the run is running",
+        "if v_run.status is distinct from 'running' and not (tg_op = 'INSERT' and v_run.status is not distinct from "
+        "'paused')\n     or ",
+        "if ",
+        NOT_LIVE,
+    ),
     run(
         "guard: no cancel is asked for",
         "or (v_run.cancel_requested_at is not null or v_run.stop",
@@ -305,8 +311,8 @@ OF_RUNS: tuple[Guard, ...] = (
     ),
     ends(
         "stop: a failure stops the rest",
-        "if p_failed and v_run.status = 'running'",
-        "if false and v_run.status = 'running'",
+        "if p_failed and v_run.status in",
+        "if false and v_run.status in",
         STOPPED,
     ),
     ends(
@@ -329,8 +335,8 @@ OF_RUNS: tuple[Guard, ...] = (
     ),
     ends(
         "a run ends once nothing is open",
-        "if v_run.open_nodes = 0 and v_run.status",
-        "if v_run.status",
+        "if v_run.open_nodes = 0 and v_run.finished_at is null",
+        "if v_run.finished_at is null",
         RUNS + "test_a_chain_runs_in_order_and_hands_its_results_on",
     ),
     ends(
@@ -497,7 +503,7 @@ OF_RUNS: tuple[Guard, ...] = (
         "runs",
         "healing leaves what has ended",
         "run_views",
-        "where r.id = p_run and r.status = 'running' for update skip locked;",
+        "where r.id = p_run and r.finished_at is null for update skip locked;",
         "where r.id = p_run for update skip locked;",
         COUNTED,
     ),

@@ -246,6 +246,23 @@ def runs(patient: Patient) -> Finding:
     )
 
 
+def paused_runs(patient: Patient) -> Finding:
+    """Whether a paused run was forgotten."""
+    rows = patient.database.rows("paused_runs")
+    if not rows:
+        return ok("no run is paused")
+    first = rows[0]
+    found = f"{counted(len(rows), 'run')} paused"
+    if first["paused_for"] < PAUSED:
+        return ok(f"{found}, the longest for {span(first['paused_for'])}")
+    return warn(
+        f"{found}, {first['workflow']} {first['id']} for {span(first['paused_for'])}: {first['code']}, by "
+        f"{first['actor']}: {first['reason']}",
+        means="nothing of it starts until it is resumed, and deadlines go on counting",
+        cure=f"taskq runs list --status paused; taskq runs resume {first['id']} --reason WHY, or taskq runs cancel",
+    )
+
+
 def ahead(patient: Patient) -> Finding:
     """Whether the workers know what the plans of runs at work have yet to get through."""
     rows = patient.database.rows("ahead")
@@ -288,6 +305,7 @@ CHECKS: dict[str, Check] = {
     "suspects": suspects,
     "orderings": orderings,
     "runs": runs,
+    "paused_runs": paused_runs,
     "ahead": ahead,
     "run_epochs": run_epochs,
 }

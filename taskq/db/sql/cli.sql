@@ -304,8 +304,8 @@ select {{schema}}.retry_effect($1::text, $2::text, $3::text) as answer;
 -- name: runs
 -- Runs, the newest first: $1 of these workflows, $2 in one of these statuses, $3 with this key, $4 at most.
 select r.id::text as id, r.workflow, r.run_key, r.status, case when r.counted_from is null then coalesce(r.items, p.nodes) else r.written end as node_count, r.open_nodes, r.run_epoch, r.generation, r.created_at,
-       r.cancel_requested_at, r.finished_at, r.parent_run::text as parent, r.error
-  from {{schema}}.runs r join {{schema}}.plans p on p.hash = r.plan_hash
+       r.cancel_requested_at, r.finished_at, r.parent_run::text as parent, u.code as paused_code, u.actor as paused_by, u.since as paused_since, r.error
+  from {{schema}}.runs r join {{schema}}.plans p on p.hash = r.plan_hash left join {{schema}}.run_pauses u on u.run_id = r.id
  where ($1::text[] is null or r.workflow = any ($1::text[])) and ($2::text[] is null or r.status = any ($2::text[]))
    and ($3::text is null or r.run_key = $3::text)
  order by r.id desc limit $4::int;
@@ -314,8 +314,9 @@ select r.id::text as id, r.workflow, r.run_key, r.status, case when r.counted_fr
 -- One run whole.
 select r.id::text as id, r.workflow, r.run_key, r.status, r.plan_hash, case when r.counted_from is null then coalesce(r.items, p.nodes) else r.written end as node_count, r.open_nodes, p.on_failure, r.scheduling, r.run_epoch,
        r.parent_run::text as parent, o.workflow as parent_workflow, {{schema}}.node_name(o.items, k.name, n.ix) as parent_node, r.started_by::text as started_by, r.generation, r.created_at, r.cancel_requested_at, r.stopping_at, r.finished_at, r.sequence, r.receipts as receipts_kept, r.items, r.at_once,
+       u.code as paused_code, u.reason as paused_reason, u.actor as paused_by, u.since as paused_since, u.running as paused_running, u.held as paused_held, u.resume::text as resume,
        r.meta, r.input, r.result, r.error
-  from {{schema}}.runs r left join {{schema}}.plans p on p.hash = r.plan_hash
+  from {{schema}}.runs r left join {{schema}}.plans p on p.hash = r.plan_hash left join {{schema}}.paused_runs u on u.run_id = r.id
   left join {{schema}}.runs o on o.id = r.parent_run left join {{schema}}.nodes n on n.id = r.parent_node
   left join {{schema}}.plan_nodes k on k.plan_hash = o.plan_hash and k.ix = {{schema}}.place_in_plan(o.items, n.ix)
  where r.id = $1::text::uuid;
@@ -399,6 +400,12 @@ select {{schema}}.node_name(r.items, k.name, n.ix) as node, s.* from ({{some_eff
 
 -- name: cancel_run
 select {{schema}}.cancel_run($1::text::uuid, $2::text, $3::text) as answer;
+
+-- name: pause_run
+select {{schema}}.pause_run($1::text::uuid, $2::text, $3::text, $4::text) as answer;
+
+-- name: resume_run
+select {{schema}}.resume_run($1::text::uuid, $2::text, $3::text) as answer;
 
 -- name: retry_run
 select {{schema}}.retry_run($1::text::uuid, $2::text, $3::text) as answer;

@@ -126,6 +126,14 @@ select r.id::text as id, r.status, r.result::text as result, r.error::text as er
 -- Cancels a run: cancelled, requested, succeeded, failed, finished or not_found.
 select {{schema}}.cancel_run($1::text::uuid, $2::text, $3::text);
 
+-- name: pause_run
+-- Pauses a run: paused, already, finished or cancelling.
+select {{schema}}.pause_run($1::text::uuid, $2::text, $3::text, $4::text);
+
+-- name: resume_run
+-- Lets a paused run go on: resumed, not_paused or finished.
+select {{schema}}.resume_run($1::text::uuid, $2::text, $3::text);
+
 -- name: retry_run
 -- Reopens a run that has failed or was cancelled.
 select {{schema}}.retry_run($1::text::uuid, $2::text, $3::text);

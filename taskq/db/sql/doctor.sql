@@ -206,6 +206,11 @@ select count(*)::int as n, extract(epoch from {{schema}}.now() - min(k.since))::
 select count(*)::int as n, (array_agg(j.id::text order by j.id))[1:3] as ids, (array_agg(j.run_id::text order by j.id))[1] as run
   from {{schema}}.jobs j where j.run_id is not null and j.run_epoch is null;
 
+-- name: paused_runs
+-- Runs that were paused by themselves, not with one above them, the longest first.
+select p.run_id::text as id, p.workflow, p.code, p.reason, p.actor, extract(epoch from {{schema}}.now() - p.since)::float8 as paused_for
+  from {{schema}}.paused_runs p where p.resume = p.run_id order by p.since limit 1000;
+
 -- name: runs
 -- Runs that have not ended, and those of them that nothing carries on: none of their nodes has a job that could, or one
 -- that is ready has none. Every transition is one transaction, so no look falls between.

@@ -9,7 +9,7 @@ create database "@database" template template0;
 drop database if exists "@database" with (force);
 
 -- name: left
--- What is left to be done, by queue and task: due (or running), to wait, or held up, by a line or for a signal, with
+-- What is left to be done, by queue and task: due (or running), to wait, or held up, by a line, a pause or for a signal, with
 -- the ids of up to three. Held ones are due as long as the sweep has their keys, or their children, to look at.
 select j.queue, j.task, j.status,
        case j.status when 'running' then true
@@ -17,7 +17,7 @@ select j.queue, j.task, j.status,
          else (j.ordering_later is null or j.run_at <= {{schema}}.now()) and exists (
            select from {{schema}}.ordering_rechecks r where r.key = j.ordering_key and r.due_at <= {{schema}}.now() + interval '1 s')
            or exists (select from {{schema}}.child_rechecks c where c.job_id = j.id) end as due,
-       j.status = 'held' and (j.held_reason = 'signal' or j.held_reason = 'ordering' and j.ordering_later is null) as held_up,
+       j.status = 'held' and (j.held_reason in ('signal', 'paused') or j.held_reason = 'ordering' and j.ordering_later is null) as held_up,
        count(*)::int as n, (array_agg(j.id order by j.run_at, j.id))[1:3] as ids
   from {{schema}}.jobs j left join {{schema}}.queues q on q.name = j.queue left join {{schema}}.limits l on l.name = j.cohort
  where j.status in ('pending', 'running', 'held')

@@ -126,6 +126,7 @@ begin
     from {{schema}}.ordering_halts h join {{schema}}.jobs j on j.id = h.job_id;
 
   return query select c.law, c.code, c.run_id, c.detail from {{schema}}.check_runs(scope, since) c;
+  return query select c.law, c.code, c.run_id, c.detail from {{schema}}.check_pauses() c;
   return query select c.law, c.code, c.job_id, c.detail from {{schema}}.check_steps(scope) c;
   return query select c.law, c.code, c.job_id, c.detail from {{schema}}.check_children() c;
 
