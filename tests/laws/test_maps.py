@@ -11,7 +11,7 @@ import pytest
 from effects_kit import EVERY, effect
 from maps_kit import MAP, Mapped, all_end, child_of, doubled, due, end_last, ends, given, mapped, plan_of, progress
 from runs_kit import do, edge, finish, info, job_of, kinds, node, nodes_of_others, start, store, take, tree, worker_for
-from sql import End, claim, exchange, one, rows, violations
+from sql import End, attempts, claim, exchange, lose, one, resolve, rows, settle, violations
 
 Conn = psycopg.Connection[Any]
 
@@ -347,6 +347,34 @@ def test_a_failure_stops_the_rest_and_blocks_what_follows(conn: Conn) -> None:
     assert violations(conn) == []
     assert given(conn, made) is None
     assert tree(conn, made.run) == {"first": "succeeded", "each": "failed", "last": "blocked"}
+    assert violations(conn) == []
+
+
+@pytest.mark.parametrize(("effect_class", "lost"), [("pure", "cancelled"), ("idempotent", "unknown")])
+def test_the_lost_item_of_a_map_that_stops_is_not_run_again(conn: Conn, effect_class: str, lost: str) -> None:
+    """One fails for good, one runs on a worker that is lost, one waits: none of them is queued again, or starts."""
+    made = mapped(conn, [0, 1, 2], item={"effect_class": effect_class, "max_attempts": 3})
+    child, other = child_of(conn, made.run), worker_for(conn)
+    waits = job_of(conn, child, "each[2]")
+    [failing] = claim(conn, made.worker, 1, tasks=["each"])
+    [claimed] = claim(conn, other, 1, tasks=["each"])
+    finish(conn, made.worker, failing, "failed")
+    assert tree(conn, child) == {"each[0]": "failed", "each[1]": "running", "each[2]": "cancelled"}
+    assert info(conn, child)["status"] == "running"
+    lose(conn, other)
+    assert settle(conn) == {claimed["job_id"]: lost}
+    if lost == "unknown":
+        # What it did is not made up: somebody who has looked says so.
+        assert (tree(conn, child)["each[1]"], info(conn, child)["status"]) == ("unknown", "running")
+        assert resolve(conn, claimed["job_id"], happened=False) == "cancelled"
+    assert (tree(conn, child)["each[1]"], info(conn, child)["status"]) == ("cancelled", "failed")
+    assert given(conn, made) is None
+    assert info(conn, made.run)["status"] == "failed"
+    for look in ("sweep()", "settle_lost()", "heal_runs()", "carry_on_run()"):
+        assert rows(conn, f"select * from taskq.{look}") == []
+    assert one(conn, "select count(*) from taskq.jobs") == 0
+    assert attempts(conn, waits) == []
+    assert one(conn, "select count(*) from taskq.nodes where finished_at is null") == 0
     assert violations(conn) == []
 
 

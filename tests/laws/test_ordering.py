@@ -427,6 +427,18 @@ def test_a_job_of_a_lost_worker_keeps_the_turn(conn: Conn, halt: bool) -> None:
     assert states(conn, jobs) == ["running", "ordering"]
 
 
+@EITHER
+def test_a_job_that_is_lost_too_often_ends_and_its_key_goes_on_or_is_halted(conn: Conn, halt: bool) -> None:
+    named = policy(conn, "never lost", max_recoveries=0, ordering="halt" if halt else "continue")
+    jobs = [enqueue(conn, ordering_key="k", policy_id=named) for _ in range(2)]
+    worker = register(conn)
+    assert claimed(conn, worker) == [jobs[0]]
+    lose(conn, worker)
+    assert settle(conn) == {jobs[0]: "failed"}
+    assert states(conn, jobs) == ["failed", "ordering" if halt else "pending"]
+    assert halts(conn) == ([("k", jobs[0])] if halt else [])
+
+
 def become_unknown(conn: Conn, *, halt: bool) -> tuple[UUID, list[UUID]]:
     worker = register(conn)
     jobs = ordered(conn, 3, halt=halt)

@@ -123,7 +123,9 @@ def test_two_parents_that_are_skipped_in_one_statement_count_as_two(conn: Conn) 
     assert tree(conn, run) == {"way": "succeeded", "a": "skipped", "b": "skipped", "d": "pending", "c": "waiting"}
     assert one(conn, "select unmet from taskq.nodes where run_id = %s and ix = 4", run) == 1
     do(conn, worker, "d")
+    assert one(conn, "select unmet from taskq.nodes where run_id = %s and ix = 4", run) == 0
     do(conn, worker, "c")
+    assert attempts(conn, job_of(conn, run, "c")) == [(1, "succeeded")]
     assert info(conn, run)["status"] == "succeeded"
     assert violations(conn) == []
 

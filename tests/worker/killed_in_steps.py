@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import random
 import signal
 from typing import Any
 
@@ -80,3 +82,30 @@ async def pays(ctx: JobContext) -> str:
     paid: str = await ctx.step("pay", note, ctx, "pay", effect_class="side_effecting")
     await ctx.step("mail", note, ctx, "mail", effect_class="side_effecting")
     return paid
+
+
+_few = asyncio.Semaphore(5)
+
+
+@app.task(retry=Retry(max_attempts=9, backoff=constant(0)))
+async def gathers(ctx: JobContext, seed: int) -> list[str]:
+    """Three steps beside each other, begun and ended in an order of its own in each attempt.
+
+    In the first attempt one of them, another for each seed, never returns.
+    """
+    rand = random.Random(100 * seed + ctx.claim_epoch)
+    pauses = {(name, when): rand.random() / 20 for name in "abc" for when in ("before", "within")}
+    stuck = "abc"[seed % 3] if ctx.claim_epoch == 1 else None
+
+    async def part(name: str) -> str:
+        await asyncio.sleep(pauses[name, "within"])
+        if name == stuck:
+            await asyncio.Event().wait()
+        async with _few:
+            return await note(ctx, name)
+
+    async def step(name: str) -> str:
+        await asyncio.sleep(pauses[name, "before"])
+        return await ctx.step(name, part, name)
+
+    return await asyncio.gather(*map(step, "abc"))

@@ -37,17 +37,21 @@ async def calls(conn: asyncpg.Connection, job: UUID) -> list[str]:
     return [r["name"] for r in await conn.fetch("select name from public.called where job = $1 order by epoch", job)]
 
 
+async def started(dsn: str, *options: str, **environ: str) -> asyncio.subprocess.Process:
+    """A worker in a process of its own."""
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    return await asyncio.create_subprocess_exec(
+        *COMMAND, *options, env=os.environ | {"TASKQ_DSN": dsn, "PYTHONPATH": path} | environ
+    )
+
+
 async def kill_at(dsn: str, task: str, points: Sequence[str], signals: Sequence[int] = ()) -> dict[str, Job[Any]]:
     """A job for each point, in a queue of its own, whose first worker was killed there."""
-    environment = os.environ | {
-        "TASKQ_DSN": dsn,
-        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
-    }
     two = asyncio.Semaphore(2)
 
     async def killed(at: str, queue: str) -> None:
         async with two:
-            worker = await asyncio.create_subprocess_exec(*COMMAND, "--queue", queue, env=environment | {"KILLED": at})
+            worker = await started(dsn, "--queue", queue, KILLED=at)
             assert await asyncio.wait_for(worker.wait(), 60) == -signal.SIGKILL, at
 
     async with TaskQ(dsn) as app:
@@ -112,6 +116,50 @@ async def test_a_worker_that_is_killed_at_a_write_loses_no_record_and_repeats_no
             # Its second attempt asks for it no more, so that one is not called again.
             assert found.count("old") == (0 if at.startswith("record_steps") and at.endswith("1") else 1), at
     assert await called.fetch("select * from taskq.check_invariants('all')") == []
+
+
+ROUNDS = 50
+
+
+async def test_steps_beside_each_other_are_given_their_own_records_on_another_worker(
+    called: asyncpg.Connection, dsn: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Fifty bodies at once: their worker is killed when two of three steps of each are recorded."""
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    count = "select count(*) from taskq.steps"
+    async with TaskQ(dsn) as app:
+
+        @app.task
+        async def gathers(seed: int) -> list[str]:
+            raise AssertionError
+
+        jobs = await app.enqueue_many([gathers.using(queue="q0").job(seed) for seed in range(ROUNDS)])
+        worker = await started(dsn, "--queue", "q0", "--concurrency", str(ROUNDS))
+        await aeventually(partial(is_, called, count, 2 * ROUNDS), 60)
+        worker.kill()
+        assert await asyncio.wait_for(worker.wait(), 60) == -signal.SIGKILL
+        assert await called.fetchval(count) == 2 * ROUNDS
+        async with a_worker_that_lives(dsn, killed_in_steps.app, 1):
+            for seed, job in enumerate(jobs):
+                epochs = {name: 2 if name == "abc"[seed % 3] else 1 for name in "abc"}
+                given = [f"{name}{epoch}" for name, epoch in epochs.items()]
+                assert await job.result(timeout=60) == given, seed
+                records = await called.fetch(
+                    "select name, occurrence, claim_epoch, value #>> '{}' as value from taskq.steps"
+                    " where job_id = $1 order by 1",
+                    job.id,
+                )
+                assert [tuple(r) for r in records] == [
+                    (name, 1, epochs[name], value) for name, value in zip("abc", given, strict=True)
+                ], seed
+                assert sorted(await calls(called, job.id)) == ["a", "b", "c"], seed
+    ended = await called.fetch("select array_agg(outcome order by claim_epoch) from taskq.attempts group by job_id")
+    assert [row[0] for row in ended] == [["lost", "succeeded"]] * ROUNDS
+    assert await called.fetch("select * from taskq.check_invariants('all')") == []
+
+
+async def is_(conn: asyncpg.Connection, query: str, value: object) -> bool:
+    return bool(await conn.fetchval(query) == value)
 
 
 WAITS = (

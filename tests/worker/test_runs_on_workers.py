@@ -9,6 +9,7 @@ from uuid import UUID
 
 import asyncpg
 import pytest
+from effects_kit import effect
 from helpers import aeventually
 from runs_kit import edge, node, plan_text, result_of
 from worker_kit import BOUND, Gates, RunWorker
@@ -130,7 +131,15 @@ async def test_a_cancel_that_races_the_last_member_says_who_won(
         await asyncio.sleep(pause)
         return "done"
 
-    plan = await store(app, aconn, [node("m", {"pause": {"input": "pause"}}, task="member")], [])
+    @app.task
+    async def tell() -> None: ...
+
+    told = [
+        effect(f"tell-{how}", [how], task="tell", queue="default", policy_id=app.resolve_policy().id)
+        for how in ("succeeded", "cancelled")
+    ]
+    members = [node("m", {"pause": {"input": "pause"}}, task="member")]
+    plan = await store(app, aconn, members, [], effects=told)
     answers: dict[UUID, str] = {}
     async with run_worker(concurrency=20):
         for n in range(ROUNDS):
@@ -148,6 +157,13 @@ async def test_a_cancel_that_races_the_last_member_says_who_won(
         else:
             assert answer == "requested"
             assert statuses[run] in ("cancelled", "succeeded")
+    # Each has told of the one end that it had, and of no other.
+    promised = await aconn.fetch("select owner_job_id, name from taskq.effect_intents")
+    assert sorted((row["owner_job_id"], row["name"]) for row in promised) == sorted(
+        (run, f"tell-{status}") for run, status in statuses.items()
+    )
+    ended = await aconn.fetch("select run_id from taskq.receipts where kind = 'finished'")
+    assert sorted(row["run_id"] for row in ended) == sorted(answers)
 
 
 async def test_a_member_whose_worker_was_lost_runs_again_and_its_run_goes_on(

@@ -161,6 +161,35 @@ async def test_each_item_may_be_a_run_of_its_own_with_a_map(app: TaskQ, dsn: str
     assert violations(dsn) == []
 
 
+@pytest.mark.parametrize("lists", [[[], ["x"]], [[], []], []], ids=str)
+async def test_maps_over_nothing_inside_of_a_map_end_and_what_follows_them_runs(
+    app: TaskQ, dsn: str, lists: list[list[str]]
+) -> None:
+    @app.task
+    async def mark(x: str) -> str:
+        return f"r{x}"
+
+    @app.task
+    async def tail(all_: list[list[str]]) -> list[list[str]]:
+        return [*all_, ["end"]]
+
+    @app.workflow
+    def inner(xs: list[str]) -> list[str]:
+        return mark.map(xs)
+
+    @app.workflow
+    def outer(lists: list[list[str]]) -> list[list[str]]:
+        return tail.step(inner.map(lists))
+
+    async with working(app, dsn):
+        run = await outer.start(lists)
+        assert await run.result(timeout=BOUND) == [*([f"r{x}" for x in xs] for xs in lists), ["end"]]
+    with psycopg.connect(dsn) as conn:
+        # Nothing that looks whether there is more is left behind.
+        assert conn.execute("select count(*) from taskq.jobs").fetchone() == (0,)
+    assert violations(dsn) == []
+
+
 async def test_results_of_a_map_are_mapped_and_parts_taken(app: TaskQ, dsn: str) -> None:
     @app.task
     async def add(n: int, more: int = 1) -> int:

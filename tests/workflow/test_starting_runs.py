@@ -4,14 +4,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
 from contextlib import AsyncExitStack
 from typing import Any
 
 import asyncpg
+import killed_at_start
 import psycopg
 import pytest
 from connections_kit import CALLERS, SyncCaller
-from plan_kit import spec
+from helpers import aeventually
+from plan_kit import chain, spec
 from runs_kit import edge, node
 from started_kit import count, simple, working
 from worker_kit import BOUND
@@ -109,6 +114,33 @@ async def test_a_connection_of_the_other_kind_is_refused(app: TaskQ, dsn: str, c
     with pytest.raises(UnsupportedConnection):
         await flow.using(connection=object()).start(1)
     assert count(conn, "runs") == 0
+
+
+@pytest.mark.parametrize("way", ["alone", "in a transaction"])
+async def test_a_client_that_is_killed_while_it_starts_a_run_leaves_all_of_it_or_nothing(
+    dsn: str, conn: psycopg.Connection[Any], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More items than one transaction gives jobs, and it is killed when some of its rows are written."""
+    n = 1500
+    monkeypatch.setenv("TASKQ_DSN", dsn)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    at_it = "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+    with psycopg.connect(dsn) as holder:
+        # The nodes are there when the first of their jobs waits for this.
+        holder.execute("lock table taskq.jobs in share mode")
+        client = await asyncio.create_subprocess_exec(sys.executable, killed_at_start.__file__, way, str(n))
+        pid = await aeventually(lambda: conn.execute(at_it).fetchone(), 60)
+        client.kill()
+        assert await client.wait() == -signal.SIGKILL
+    left = "select not exists (select from pg_stat_activity where pid = %s)"
+    await aeventually(lambda: conn.execute(left, pid).fetchone() == (True,), BOUND)
+    if way == "alone":
+        [(run,)] = conn.execute("select id from taskq.runs where parent_run is null").fetchall()
+        async with TaskQ(dsn) as app, working(killed_at_start.app, dsn):
+            assert await Run(app, run).result(timeout=60) == n * (n - 1) // 2
+    else:
+        assert [count(conn, table) for table in ("runs", "nodes", "receipts", "jobs")] == [0, 0, 0, 0]
+    assert conn.execute("select * from taskq.check_invariants('all')").fetchall() == []
 
 
 # Keys -----------------------------------------------------------------------------------------------------------------
@@ -257,22 +289,24 @@ async def test_arguments_that_do_not_fit_leave_no_row(
     assert stored(conn) == before
 
 
+THREE = spec([node("a"), node("b"), node("c")])
 CYCLES = {
-    "self": ([edge(0, 0)], "a -> a"),
-    "three": ([edge(0, 1), edge(1, 2), edge(2, 0)], "a -> b -> c -> a"),
-    "unknown": ([edge(0, 9)], "there is no node 9"),
-    "below": ([edge(-1, 0)], "there is no node -1"),
+    "self": (THREE | {"edges": [edge(0, 0)]}, "a -> a", "from 0 to 0"),
+    "two": (THREE | {"edges": [edge(0, 1), edge(1, 0)]}, "a -> b -> a", "from 1 to 0"),
+    "three in a thousand": (chain(1000, edge(502, 500)), "n500 -> n501 -> n502 -> n500", "from 502 to 500"),
+    "unknown": (THREE | {"edges": [edge(0, 9)]}, "there is no node 9", "from 0 to 9, and there are 3 nodes"),
+    "below": (THREE | {"edges": [edge(-1, 0)]}, "there is no node -1", "from -1 to 0"),
 }
 
 
 @pytest.mark.parametrize("kind", CYCLES)
 def test_the_database_too_stores_no_plan_that_cannot_run(conn: psycopg.Connection[Any], kind: str) -> None:
-    edges, said = CYCLES[kind]
-    given, before = spec([node("a"), node("b"), node("c")], edges), stored(conn)
+    given, said, refused = CYCLES[kind]
+    before = stored(conn)
     with pytest.raises(PlanError, match=said):
         Plan.from_spec(given)
     # One who goes around the check: what is handed to the database is what was refused.
-    with pytest.raises(psycopg.errors.DatabaseError, match=r"the plan cannot be stored: edge .* leads from") as caught:
+    with pytest.raises(psycopg.errors.DatabaseError, match=f"the plan cannot be stored: edge .* {refused}") as caught:
         conn.execute("select taskq.store_plan(%s)", [Plan(given, {}).text])
     assert caught.value.sqlstate == PlanRefused.sqlstate
     conn.rollback()

@@ -15,7 +15,25 @@ import pytest
 from effects_kit import effect
 from psycopg.types.json import Jsonb
 from runs_kit import do, edge, finish, info, job_of, node, start, store, take, tree, worker_for
-from sql import BOUND, Conn, End, Session, cancel, end, exchange, get, lose, one, resolve, retry, rows, sessions, settle
+from sql import (
+    BOUND,
+    Conn,
+    End,
+    Session,
+    attempts,
+    cancel,
+    end,
+    exchange,
+    get,
+    lose,
+    one,
+    resolve,
+    retry,
+    rows,
+    sessions,
+    settle,
+    violations,
+)
 
 
 def hold(session: Session, run: UUID) -> None:
@@ -161,6 +179,34 @@ def test_two_that_end_the_members_of_a_fan_in_start_what_follows_once(dsn: str, 
     assert info(conn, run)["status"] == "succeeded"
 
 
+@pytest.mark.parametrize("outcome", ["succeeded", "failed"])
+def test_three_that_end_the_parents_of_a_node_at_once_count_as_three(dsn: str, conn: Conn, outcome: str) -> None:
+    worker = worker_for(conn)
+    nodes = [node("a"), node("b"), node("d"), node("c", {"all": {"list": [{"outcome": ix} for ix in range(3)]}})]
+    plan = store(conn, nodes, [edge(ix, 3, "collect") for ix in range(3)], on_failure="finish")
+    run = start(conn, plan)
+    claimed = take(conn, worker, "a", "b", "d")
+
+    def ends(c: Conn, task: str) -> int:
+        return end(c, worker, End(claimed[task]["job_id"], 1, outcome if task == "b" else "succeeded", error={}))
+
+    with sessions(dsn, 3) as [first, second, third]:
+        first.begin()
+        assert first.do(lambda c: ends(c, "a")) == 1
+        waiting = [second.start(lambda c: ends(c, "b"))]
+        second.waits_for(first)
+        waiting.append(third.start(lambda c: ends(c, "d")))
+        third.waits_for(second)
+        first.commit()
+        assert [each.result(BOUND) for each in waiting] == [1, 1]
+    assert one(conn, "select unmet from taskq.nodes where run_id = %s and ix = 3", run) == 0
+    assert tree(conn, run) == {"a": "succeeded", "b": outcome, "d": "succeeded", "c": "pending"}
+    do(conn, worker, "c")
+    assert attempts(conn, job_of(conn, run, "c")) == [(1, "succeeded")]
+    assert info(conn, run)["status"] == "succeeded"
+    assert violations(conn) == []
+
+
 def test_a_cancel_of_a_run_and_its_last_end_agree_whoever_comes_first(dsn: str, conn: Conn) -> None:
     worker = worker_for(conn)
     for cancelled_first in (True, False):
@@ -198,6 +244,34 @@ def test_a_claim_and_a_cancel_of_its_run_agree(dsn: str, conn: Conn) -> None:
         assert waiting.result(BOUND) == "requested"
     assert tree(conn, run) == {"a": "running", "b": "cancelled"}
     assert get(conn, job)["cancel_requested_at"] is not None
+
+
+@pytest.mark.parametrize("through", ["exchange", "end"])
+def test_a_cancel_of_a_run_between_an_error_and_its_retry_ends_the_node(dsn: str, conn: Conn, through: str) -> None:
+    """Its body has raised, and the request commits before the retry does: no attempt follows, and nothing is left."""
+    worker = worker_for(conn)
+    run, job = pair(conn, max_attempts=5)
+    take(conn, worker, "a")
+    retries = End(job, 1, "retry", error={"type": "Boom"})
+    with sessions(dsn) as [cancelling, ending]:
+        cancelling.begin()
+        assert cancelling.do(lambda c: one(c, "select taskq.cancel_run(%s)", run)) == "requested"
+        if through == "end":
+            waiting = ending.start(lambda c: end(c, worker, retries))
+            ending.waits_for(cancelling)
+        else:
+            [answer] = ending.do(lambda c: exchange(c, worker, [retries]))
+            assert (answer["kind"], answer["job_id"]) == ("busy", job)
+        cancelling.commit()
+        if through == "end":
+            assert waiting.result(BOUND) == 1
+        else:
+            assert exchange(conn, worker, [retries]) == []
+    assert tree(conn, run) == {"a": "cancelled", "b": "cancelled"}
+    assert info(conn, run)["status"] == "cancelled"
+    assert attempts(conn, job) == [(1, "cancelled")]
+    assert one(conn, "select count(*) from taskq.jobs") == 0
+    assert violations(conn) == []
 
 
 def test_two_admissions_under_one_key_are_one_run(dsn: str, conn: Conn) -> None:
