@@ -121,7 +121,7 @@ async def test_a_client_that_is_killed_while_it_starts_a_run_leaves_all_of_it_or
     dsn: str, conn: psycopg.Connection[Any], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More items than one transaction gives jobs, and it is killed when some of its rows are written."""
-    n = 1500
+    n = 1100
     monkeypatch.setenv("TASKQ_DSN", dsn)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     at_it = "select pid from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
