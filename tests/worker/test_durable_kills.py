@@ -135,8 +135,10 @@ async def test_steps_beside_each_other_are_given_their_own_records_on_another_wo
 
         jobs = await app.enqueue_many([gathers.using(queue="q0").job(seed) for seed in range(ROUNDS)])
         worker = await started(dsn, "--queue", "q0", "--concurrency", str(ROUNDS))
-        await aeventually(partial(is_, called, count, 2 * ROUNDS), 60)
-        worker.kill()
+        try:
+            await aeventually(partial(is_, called, count, 2 * ROUNDS), 60)
+        finally:
+            worker.kill()
         assert await asyncio.wait_for(worker.wait(), 60) == -signal.SIGKILL
         assert await called.fetchval(count) == 2 * ROUNDS
         async with a_worker_that_lives(dsn, killed_in_steps.app, 1):
