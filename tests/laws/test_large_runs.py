@@ -163,12 +163,13 @@ def test_verify_reads_each_node_a_few_times_where_nobody_has_counted_them(dsn: s
 
 def looked_at(conn: Conn) -> int:
     """How many rows of nodes and edges this transaction has read."""
-    tables = "('taskq.nodes'::regclass, 'taskq.plan_edges'::regclass)"
+    them = "('taskq.nodes'::regclass, 'taskq.plan_edges'::regclass)"
     return int(
         one(
             conn,
             "select sum(pg_stat_get_xact_tuples_returned(c.oid) + pg_stat_get_xact_tuples_fetched(c.oid))"
-            f" from pg_class c where c.oid in {tables} or c.oid in (select indexrelid from pg_index where indrelid in {tables})",
+            f" from pg_class c where c.oid in {them}"
+            f" or c.oid in (select indexrelid from pg_index where indrelid in {them})",
         )
     )
 
