@@ -369,15 +369,17 @@ begin
   return query
     select 9, 'node_before_its_sources', n.run_id, format('node %s is %s, and node %s is %s', n.ix, n.status, s.ix, s.status)
       from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id and n.status in ('ready', 'succeeded')
-      join {{schema}}.plan_edges e on e.plan_hash || ':' || e.target::text = r.plan_hash || ':' || n.ix::text
-      join {{schema}}.nodes s on s.run_id = r.id and s.ix = e.source
+      -- By key for each: where nobody had counted them yet, all nodes of a run were compared with one another.
+      cross join lateral (select g.source, g.policy from {{schema}}.plan_edges g where g.plan_hash || ':' || g.target::text = r.plan_hash || ':' || n.ix::text offset 0) e
+      cross join lateral (select o.ix, o.status from {{schema}}.nodes o where o.run_id = r.id and o.ix = e.source limit 1) s
      where (r.finished_at is null or scope = 'all' or scope = 'since' and r.finished_at >= since)
        and (s.status in ('waiting', 'ready') or e.policy = 'fail' and s.status in ('failed', 'cancelled', 'blocked'));
   return query
     select 9, 'node_waits_for_nothing', n.run_id, format('node %s', n.ix)
       from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id and n.status = 'waiting'
      where r.finished_at is null
-       and (n.unmet <> (select count(*) from {{schema}}.plan_edges e join {{schema}}.nodes s on s.run_id = r.id and s.ix = e.source
+       and (n.unmet <> (select count(*) from {{schema}}.plan_edges e
+              cross join lateral (select o.status from {{schema}}.nodes o where o.run_id = r.id and o.ix = e.source limit 1) s
               where e.plan_hash || ':' || e.target::text = r.plan_hash || ':' || n.ix::text and s.status in ('waiting', 'ready')) or (n.unmet = 0) <> n.due);
   return query
     select 9, 'run_effect_not_promised', r.id, format('it is %s, and there is no intent for %s', r.status, f.name)

@@ -8,6 +8,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from effects_kit import EVERY, effect
+from maps_kit import all_end, mapped
 from runs_kit import do, edge, finish, info, job_of, kinds, node, result_of, start, store, take, tree, worker_for
 from sql import End, claim, exchange, lose, one, rows, sessions, violations
 
@@ -138,6 +139,39 @@ def test_what_is_done_for_many_is_done_at_once(dsn: str, what: str) -> None:
         assert wrote["ordering_keys"] <= 1
         assert wrote["nodes"] <= 4 * (n + 2)
         assert violations(conn) == []
+
+
+@pytest.mark.parametrize("shape", ["map", "graph"])
+def test_verify_reads_each_node_a_few_times_where_nobody_has_counted_them(dsn: str, shape: str) -> None:
+    n = 1000
+    with psycopg.connect(dsn) as conn:
+        # What is not committed yet is not there for an autovacuum that would count it.
+        if shape == "map":
+            assert all_end(conn, mapped(conn, list(range(n)))) == n
+        else:
+            worker = worker_for(conn)
+            nodes = [node("first"), *(node(f"n{ix}", task="t") for ix in range(1, n + 1)), node("last")]
+            edges = [edge(0, ix) for ix in range(1, n + 1)] + [edge(ix, n + 1) for ix in range(1, n + 1)]
+            start(conn, store(conn, nodes, edges))
+            do(conn, worker, "first")
+            claims = claim(conn, worker, n // 2, tasks=["t"])
+            assert exchange(conn, worker, [End(c["job_id"], c["claim_epoch"], "succeeded") for c in claims]) == []
+        before = looked_at(conn)
+        assert violations(conn) == []
+        assert looked_at(conn) - before < 100 * n
+
+
+def looked_at(conn: Conn) -> int:
+    """How many rows of nodes and edges this transaction has read."""
+    them = "('taskq.nodes'::regclass, 'taskq.plan_edges'::regclass)"
+    return int(
+        one(
+            conn,
+            "select sum(pg_stat_get_xact_tuples_returned(c.oid) + pg_stat_get_xact_tuples_fetched(c.oid))"
+            f" from pg_class c where c.oid in {them}"
+            f" or c.oid in (select indexrelid from pg_index where indrelid in {them})",
+        )
+    )
 
 
 # What is left ---------------------------------------------------------------------------------------------------------
