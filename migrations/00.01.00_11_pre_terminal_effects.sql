@@ -235,8 +235,8 @@ create view {{schema}}.effects as
          coalesce(i.settled_at, case when h.status in ('succeeded', 'cancelled') then h.finished_at end) as settled_at,
          i.settled_by, i.settled_reason, i.created_at
     from {{schema}}.effect_intents i
-    left join {{schema}}.jobs j on j.id = i.job_id
-    left join {{schema}}.history h on h.id = i.job_id and h.finished_at >= i.created_at - interval '1 day';
+    left join lateral (select o.id, o.status from {{schema}}.jobs o where o.id = i.job_id limit 1) j on true
+    left join lateral (select o.status, o.error, o.finished_at from {{schema}}.history o where o.id = i.job_id and o.finished_at >= i.created_at - interval '1 day' limit 1) h on true;
 comment on view {{schema}}.effects is
   'Every terminal effect that was promised and how it stands: settled once its job has succeeded or was cancelled, or an operator settled it with a reason.';
 
@@ -251,7 +251,9 @@ declare
   v_intents uuid[];
 begin
   v_intents := array(
-    select i.id from {{schema}}.effect_intents i where i.owner_job_id = p_old.id and i.generation = p_old.generation or i.job_id = p_old.id order by i.id for update);
+    select u.id from unnest(array(select i.id from {{schema}}.effect_intents i where i.owner_job_id = p_old.id and i.generation = p_old.generation)
+      || array(select i.id from {{schema}}.effect_intents i where i.job_id = p_old.id)) u(id) order by u.id);
+  perform from unnest(v_intents) u(id) cross join lateral (select from {{schema}}.effect_intents i where i.id = u.id limit 1 for update) l;
   -- Written, and not only locked: above READ COMMITTED a later reopening, of the owner or of an effect, would otherwise
   -- look at how things stood before this one. So it fails as one that cannot be serialized.
   update {{schema}}.effect_intents i set created_at = i.created_at where i.id = any(v_intents);
@@ -278,8 +280,8 @@ begin
   end if;
   -- The key stays while nothing was undone: under another one the provider would do again what it has done.
   return case when exists (
-      select from {{schema}}.effect_intents i join {{schema}}.effects e on e.id = i.id
-       where i.owner_job_id = p_old.id and i.generation = p_old.generation and i.undoes and e.settled_how = 'succeeded')
+      select from {{schema}}.effects e where e.owner_job_id = p_old.id and e.generation = p_old.generation and e.settled_how = 'succeeded'
+         and (select i.undoes from {{schema}}.effect_intents i where i.id = e.id limit 1))
     then p_old.generation + 1 else p_old.key_generation end;
 end $$;
 comment on function {{schema}}.reopening({{schema}}.history) is

@@ -518,10 +518,11 @@ begin
   end if;
   -- Locked and written, as reopening does with those of the run itself: nobody reopens a compensation meanwhile.
   v_owners := array(select n.id from {{schema}}.nodes n where n.run_id = p_run.id
-    union all select i.id from {{schema}}.runs c join {{schema}}.nodes i on i.run_id = c.id where c.parent_run = p_run.id and c.items is not null) || p_run.id;
+    union all select i.id from {{schema}}.runs c cross join lateral (select o.id from {{schema}}.nodes o where o.run_id = c.id offset 0) i where c.parent_run = p_run.id and c.items is not null) || p_run.id;
   v_intents := array(
-    select i.id from {{schema}}.effect_intents i
-     where i.owner_job_id = any(v_owners) and i.name like 'compensate:' || p_run.generation || ':%' order by i.id for update);
+    select i.id from (select o.id from {{schema}}.effect_intents o
+       where o.owner_job_id = any(v_owners) and o.name like 'compensate:' || p_run.generation || ':%' offset 0) i order by i.id);
+  perform from unnest(v_intents) u(id) cross join lateral (select from {{schema}}.effect_intents i where i.id = u.id limit 1 for update) l;
   update {{schema}}.effect_intents i set created_at = i.created_at where i.id = any(v_intents);
   select string_agg(format('%s (%s)', e.name, e.status), ', ' order by e.name) into v_open
     from {{schema}}.effects e
@@ -537,8 +538,9 @@ begin
       hint = 'Cancel their jobs or settle them first (taskq effects list); what was compensated needs a new run.';
   end if;
   for v_child in
-    select c.* from {{schema}}.runs c cross join lateral (select o.ix, o.status from {{schema}}.nodes o where o.id = c.parent_node limit 1) n
-     where c.parent_run = p_run.id and c.status in ('failed', 'cancelled') and n.status in ('failed', 'cancelled') and not {{schema}}.was_taken(p_run, n.ix)
+    select c.* from (select * from {{schema}}.runs o where o.parent_run = p_run.id and o.status in ('failed', 'cancelled') offset 0) c
+      cross join lateral (select o.ix, o.status from {{schema}}.nodes o where o.id = c.parent_node limit 1) n
+     where n.status in ('failed', 'cancelled') and not {{schema}}.was_taken(p_run, n.ix)
      order by c.id
   loop
     perform {{schema}}.may_reopen(v_child);

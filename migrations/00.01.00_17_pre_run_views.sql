@@ -70,8 +70,9 @@ begin
   end if;
   for v_node in
     select n.ix, n.id, h.status, h.finished_at, h.claim_epoch, h.error, h.result
-      from {{schema}}.nodes n left join {{schema}}.history h on h.id = n.id and h.finished_at >= {{schema}}.id_time(n.id) - interval '1 day'
-     where n.run_id = p_run and n.status = 'ready' and not exists (select from {{schema}}.jobs j where j.id = n.id)
+      from {{schema}}.nodes n
+      left join lateral (select * from {{schema}}.history o where o.id = n.id and o.finished_at >= {{schema}}.id_time(n.id) - interval '1 day' limit 1) h on true
+     where n.run_id = p_run and n.status = 'ready' and (select j.id from {{schema}}.jobs j where j.id = n.id limit 1) is null
      order by n.ix
   loop
     if v_node.status is null then
@@ -120,6 +121,7 @@ begin
 end $$;
 comment on function {{schema}}.heal_run(uuid) is 'Carries on a run that stands still: a node whose job has ended without it, or is nowhere, or waits for a child run that has ended, or is nowhere. Answers healed, sound or left alone (it has ended, or is busy).';
 
+-- By key for each: what could be joined or hashed was, and read all nodes and jobs there are while nobody had counted them.
 create function {{schema}}.heal_runs(p_after uuid default null, p_limit integer default 100) returns table (run_id uuid, answer text)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -127,10 +129,12 @@ begin
   for run_id in
     select r.id from {{schema}}.runs r
      where r.finished_at is null and (p_after is null or r.id > p_after)
-       and (r.open_nodes = 0 or exists (select from {{schema}}.nodes n where n.run_id = r.id and n.status = 'ready' and not exists (select from {{schema}}.jobs j where j.id = n.id))
-         or exists (select from {{schema}}.plans p join {{schema}}.nodes n on n.run_id = r.id and n.status = 'ready'
-             join {{schema}}.jobs j on j.id = n.id and j.status = 'held' and j.held_reason = 'run'
-            where p.hash = r.plan_hash and p.depth > 0 and not exists (select from {{schema}}.runs c where c.parent_node = n.id and c.finished_at is null)))
+       and (r.open_nodes = 0
+         or (select n.id from {{schema}}.nodes n where n.run_id = r.id and n.status = 'ready' and (select j.id from {{schema}}.jobs j where j.id = n.id limit 1) is null limit 1) is not null
+         or (select p.depth from {{schema}}.plans p where p.hash = r.plan_hash) > 0 and (
+           select n.id from {{schema}}.nodes n where n.run_id = r.id and n.status = 'ready'
+              and (select j.id from {{schema}}.jobs j where j.id = n.id and j.status = 'held' and j.held_reason = 'run' limit 1) is not null
+              and (select c.id from {{schema}}.runs c where c.parent_node = n.id and c.finished_at is null limit 1) is null limit 1) is not null)
      order by r.id limit p_limit
   loop
     begin
@@ -203,16 +207,17 @@ create function {{schema}}.prune_runs(p_limit integer default 1000) returns inte
 declare
   v_runs uuid[];
   v_n integer;
+  v_before timestamptz := (select {{schema}}.now() - i.history_retention from {{schema}}.installation i);
 begin
   v_runs := array(
-    select r.id from {{schema}}.runs r, {{schema}}.installation i
-     where r.finished_at is not null and r.finished_at < {{schema}}.now() - i.history_retention
+    select r.id from {{schema}}.runs r
+     where r.finished_at is not null and r.finished_at < v_before
        -- Parents first: a run is never without the child runs that it is made of.
        and (r.parent_run is null or not exists (select from {{schema}}.runs p where p.id = r.parent_run))
-       and not exists (select from {{schema}}.effects e where e.owner_job_id = r.id and not e.settled)
-       and not exists (select from {{schema}}.nodes n join {{schema}}.effects e on e.owner_job_id = n.id and not e.settled where n.run_id = r.id)
-       and not exists (select from {{schema}}.runs c join {{schema}}.nodes n on n.run_id = c.id join {{schema}}.effects e on e.owner_job_id = n.id and not e.settled
-         where c.parent_run = r.id and c.items is not null)
+       and (select e.id from {{schema}}.effects e where e.owner_job_id = r.id and not e.settled limit 1) is null
+       and (select n.id from {{schema}}.nodes n where n.run_id = r.id and (select e.id from {{schema}}.effects e where e.owner_job_id = n.id and not e.settled limit 1) is not null limit 1) is null
+       and (select c.id from {{schema}}.runs c where c.parent_run = r.id and c.items is not null and (
+           select n.id from {{schema}}.nodes n where n.run_id = c.id and (select e.id from {{schema}}.effects e where e.owner_job_id = n.id and not e.settled limit 1) is not null limit 1) is not null limit 1) is null
      order by r.finished_at limit p_limit for update of r skip locked);
   -- Of large maps fewer at once.
   v_runs := array(

@@ -11,7 +11,7 @@ create function {{schema}}.run_and_above(p_run uuid) returns uuid[]
   with recursive above as (
     select r.id, r.parent_run from {{schema}}.runs r where r.id = p_run
     union all
-    select r.id, r.parent_run from above a join {{schema}}.runs r on r.id = a.parent_run)
+    select r.id, r.parent_run from above a cross join lateral (select o.id, o.parent_run from {{schema}}.runs o where o.id = a.parent_run limit 1) r)
   select coalesce(array_agg(a.id), '{}') from above a
 $$;
 comment on function {{schema}}.run_and_above(uuid) is 'A run and those that it is a part of: their signals are for its nodes, too.';
@@ -47,7 +47,7 @@ begin
     with recursive below as (
       select r.id from {{schema}}.runs r where r.id = v_signal.run_id
       union all
-      select c.id from below b join {{schema}}.runs c on c.parent_run = b.id where c.finished_at is null)
+      select c.id from below b cross join lateral (select o.id from {{schema}}.runs o where o.parent_run = b.id and o.finished_at is null offset 0) c)
     select b.id from below b);
   v_waiting := array(
     select j.id from {{schema}}.jobs j join {{schema}}.steps s on s.job_id = j.id and s.generation = j.generation

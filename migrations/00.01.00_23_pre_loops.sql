@@ -33,7 +33,7 @@ begin
       with recursive above as (
         select r.id, r.parent_run, r.parent_node, r.plan_hash, r.counted_from, new.id as node from {{schema}}.runs r where r.id = new.run_id
         union all
-        select r.id, r.parent_run, r.parent_node, r.plan_hash, r.counted_from, a.parent_node from above a join {{schema}}.runs r on r.id = a.parent_run)
+        select r.id, r.parent_run, r.parent_node, r.plan_hash, r.counted_from, a.parent_node from above a cross join lateral (select * from {{schema}}.runs o where o.id = a.parent_run limit 1) r)
       select a.id, (select n.ix from {{schema}}.nodes n where n.id = a.node), new.id, v_now
         from above a
        where a.counted_from is not null and (select p.loop ? 'within' from {{schema}}.plans p where p.hash = a.plan_hash)

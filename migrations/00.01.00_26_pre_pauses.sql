@@ -141,9 +141,10 @@ begin
     with recursive below as (
       select r.id, r.depth from {{schema}}.runs r where r.id = run_id
       union all
-      select c.id, c.depth from below b join {{schema}}.runs c on c.parent_run = b.id
-       where c.finished_at is null and c.cancel_requested_at is null and c.stopping_at is null)
-    select b.id from below b join {{schema}}.runs r on r.id = b.id and r.status = 'running' order by b.depth, b.id);
+      select c.id, c.depth from below b cross join lateral (
+        select o.id, o.depth from {{schema}}.runs o
+         where o.parent_run = b.id and o.finished_at is null and o.cancel_requested_at is null and o.stopping_at is null offset 0) c)
+    select b.id from below b where (select r.status from {{schema}}.runs r where r.id = b.id) = 'running' order by b.depth, b.id);
   v_jobs := {{schema}}.lock_waiting(v_tree);
   update {{schema}}.runs r set status = 'paused' where r.id = any(v_tree);
   insert into {{schema}}.run_pauses (run_id, since, code, reason, actor)
@@ -156,11 +157,12 @@ begin
     with recursive above as (
       select v_run.parent_run as id, v_run.parent_node as node
       union all
-      select r.parent_run, r.parent_node from above a join {{schema}}.runs r on r.id = a.id)
+      select r.parent_run, r.parent_node from above a cross join lateral (select o.parent_run, o.parent_node from {{schema}}.runs o where o.id = a.id limit 1) r)
     select l.id, l.ix, l.held, v_now
       from (select r.id, r.plan_hash, r.counted_from, r.written - 1 as ix, r.id as held from {{schema}}.runs r where r.id = any(v_tree)
             union all
-            select r.id, r.plan_hash, r.counted_from, n.ix, run_id from above a join {{schema}}.runs r on r.id = a.id join {{schema}}.nodes n on n.id = a.node) l
+            select r.id, r.plan_hash, r.counted_from, n.ix, run_id from above a
+              cross join lateral (select * from {{schema}}.runs o where o.id = a.id limit 1) r cross join lateral (select o.ix from {{schema}}.nodes o where o.id = a.node limit 1) n) l
      where l.counted_from is not null and (select p.loop ? 'within' from {{schema}}.plans p where p.hash = l.plan_hash)
     on conflict on constraint loop_holds_pkey do update set until = null;
   update {{schema}}.jobs j set status = 'held', held_reason = 'paused' where j.id = any(v_jobs) and j.status = 'pending';
@@ -205,7 +207,7 @@ begin
     with recursive below as (
       select r.id from {{schema}}.runs r where r.id = run_id
       union all
-      select c.id from below b join {{schema}}.runs c on c.parent_run = b.id where c.finished_at is null)
+      select c.id from below b cross join lateral (select o.id from {{schema}}.runs o where o.parent_run = b.id and o.finished_at is null offset 0) c)
     select b.id from below b);
   v_jobs := {{schema}}.lift_pauses(v_tree);
   perform {{schema}}.note('resume_run', run_id::text, actor, reason, jsonb_build_object('code', v_pause.code, 'since', v_pause.since, 'jobs', v_jobs));
@@ -223,7 +225,7 @@ create view {{schema}}.paused_runs as
      with recursive above as (
        select r.id, r.parent_run, r.depth, r.status
        union all
-       select u.id, u.parent_run, u.depth, u.status from above a join {{schema}}.runs u on u.id = a.parent_run)
+       select u.id, u.parent_run, u.depth, u.status from above a cross join lateral (select * from {{schema}}.runs o where o.id = a.parent_run limit 1) u)
      select a.id from above a where a.status = 'paused' order by a.depth limit 1) t
    cross join lateral (
      select count(*) filter (where j.status = 'running')::integer as running, count(*) filter (where j.held_reason = 'paused')::integer as held

@@ -123,7 +123,11 @@ OF_EFFECTS: tuple[Guard, ...] = (
         "reopening locks the intents",
         "effects",
         (
-            ("or i.job_id = p_old.id order by i.id for update);", "or i.job_id = p_old.id order by i.id);"),
+            (
+                "  perform from unnest(v_intents) u(id) cross join lateral"
+                " (select from {{schema}}.effect_intents i where i.id = u.id limit 1 for update) l;\n",
+                "",
+            ),
             (WRITTEN, ""),
         ),
         RACES + "test_an_owner_and_its_cancelled_effect_are_not_both_reopened",

@@ -171,8 +171,12 @@ AROUND_RUNS: tuple[Guard, ...] = (
         "root lock: reopening locks the compensations",
         "run_ends",
         (
-            ("|| ':%' order by i.id for update);", "|| ':%' order by i.id);"),
-            ("  update {{schema}}.effect_intents i set created_at = i.created_at where i.id = any(v_intents);\n", ""),
+            (
+                "  perform from unnest(v_intents) u(id) cross join lateral"
+                " (select from {{schema}}.effect_intents i where i.id = u.id limit 1 for update) l;\n"
+                "  update {{schema}}.effect_intents i set created_at = i.created_at where i.id = any(v_intents);\n",
+                "",
+            ),
         ),
         RACES + "test_a_run_and_its_cancelled_compensation_are_not_both_reopened",
     ),
