@@ -69,9 +69,11 @@ declare
   v_ids uuid[] := array(select n.id from unnest(p_runs) r(id) cross join lateral (select o.id from {{schema}}.nodes o where o.run_id = r.id and o.status = 'ready' offset 0) n);
 begin
   -- Waiting is all that they need to do in the snapshot: one that somebody has just woken is looked at anew once it is locked.
-  return array(select j.id from {{schema}}.jobs j where j.id = any(v_ids) and j.status in ('pending', 'held') order by j.id for update);
+  -- Above READ COMMITTED one that runs in the snapshot may have come back since: its lock fails then (40001).
+  return array(select j.id from {{schema}}.jobs j
+    where j.id = any(v_ids) and (j.status in ('pending', 'held') or current_setting('transaction_isolation') <> 'read committed') order by j.id for update);
 end $$;
-comment on function {{schema}}.lock_waiting(uuid[]) is 'Locks the jobs of these runs that are pending or held, whatever for, in the order of their ids. The caller holds the root locks of the runs, and of their child runs.';
+comment on function {{schema}}.lock_waiting(uuid[]) is 'Locks the jobs of these runs that are pending or held, whatever for, in the order of their ids; above READ COMMITTED those that run too. The caller holds the root locks of the runs, and of their child runs.';
 
 create function {{schema}}.lift_pauses(p_runs uuid[]) returns integer
   language plpgsql security definer set search_path = pg_catalog, pg_temp

@@ -270,6 +270,26 @@ def test_above_read_committed_a_signal_sees_a_pause_that_it_has_not_seen(dsn: st
         assert violations(conn) == []
 
 
+@pytest.mark.parametrize("call", [pause, resume])
+def test_above_read_committed_an_attempt_that_came_back_is_not_overlooked(dsn: str, call: Any) -> None:
+    """Its job runs in the old snapshot, and its run is as it was."""
+    with psycopg.connect(dsn, autocommit=True) as conn, psycopg.connect(dsn, autocommit=True) as old:
+        worker = worker_for(conn)
+        run = start(conn, store(conn, [node("a", max_attempts=2)]))
+        [a] = take(conn, worker, "a").values()
+        if call is resume:
+            pause(conn, run)
+        old.execute("begin isolation level repeatable read")
+        old.execute("select from taskq.runs")
+        exchange(conn, worker, [End(a["job_id"], 1, "retry", error={"type": "Boom", "message": "boom"})])
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            call(old, run)
+        old.rollback()
+        call(conn, run)
+        assert state(conn, a["job_id"]) == (("pending", None) if call is resume else HELD)
+        assert violations(conn) == []
+
+
 # The guards -----------------------------------------------------------------------------------------------------------
 
 

@@ -42,9 +42,15 @@ OF_PAUSES: tuple[Guard, ...] = (
     ),
     pauses(
         "a pause, and its end, wait for who has just woken a job",
-        "and j.status in ('pending', 'held') order by j.id for update);",
-        "and j.status in ('pending', 'held') order by j.id);",
+        "or current_setting('transaction_isolation') <> 'read committed') order by j.id for update);",
+        "or current_setting('transaction_isolation') <> 'read committed') order by j.id);",
         RACES + "test_a_job_that_a_signal_has_just_woken_is_held_by_a_pause_and_let_go_by_its_end",
+    ),
+    pauses(
+        "above READ COMMITTED a pause, and its end, do not overlook what has come back",
+        "or current_setting('transaction_isolation') <> 'read committed') order by",
+        "or false) order by",
+        "test_above_read_committed_an_attempt_that_came_back_is_not_overlooked",
     ),
     pauses(
         "child runs are born paused",
