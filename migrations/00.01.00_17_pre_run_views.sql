@@ -303,10 +303,11 @@ begin
     select 9, 'node_job_missing', n.run_id, format('node %s is ready, and its job %s is %s', n.ix, n.id,
         case when exists (select from {{schema}}.history h where h.id = n.id) then 'finished' else 'nowhere' end)
       from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id
-     where r.finished_at is null and n.status = 'ready' and not exists (select from {{schema}}.jobs j where j.id = n.id);
+     where r.finished_at is null and n.status = 'ready' and (select j.id from {{schema}}.jobs j where j.id = n.id limit 1) is null;
   return query
     select 9, 'node_job_not_ready', j.run_id, format('job %s is %s, and its node is %s', j.id, j.status, coalesce(n.status, 'nowhere'))
-      from {{schema}}.jobs j left join {{schema}}.nodes n on n.id = j.id and n.run_id = j.run_id where j.run_id is not null and n.status is distinct from 'ready';
+      from {{schema}}.jobs j left join lateral (select case when o.run_id = j.run_id then o.status end as status from {{schema}}.nodes o where o.id = j.id limit 1) n on true
+     where j.run_id is not null and n.status is distinct from 'ready';
   -- A job waits for a child run exactly while that lives, and what has become of the two agrees.
   return query
     select 9, 'child_run_missing', j.run_id, format('job %s waits for a child run, and there is none that lives', j.id)

@@ -88,7 +88,6 @@ class HasJob(Protocol[A_contra, Q, R_co]):
 
     async def enqueue(self, item: A_contra, /, *args: Q.args, **kwargs: Q.kwargs) -> Job[R_co]:
         """A job of it."""
-        ...
 
 
 class HasRun(Protocol[A_contra, Q, R_co]):
@@ -96,7 +95,6 @@ class HasRun(Protocol[A_contra, Q, R_co]):
 
     async def start(self, item: A_contra, /, *args: Q.args, **kwargs: Q.kwargs) -> Run[R_co]:
         """A run of it."""
-        ...
 
 
 class Mapped(list[T]):

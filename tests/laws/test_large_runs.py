@@ -145,7 +145,9 @@ def test_what_is_done_for_many_is_done_at_once(dsn: str, what: str) -> None:
 def test_verify_reads_each_node_a_few_times_where_nobody_has_counted_them(dsn: str, shape: str) -> None:
     n = 1000
     with psycopg.connect(dsn) as conn:
-        # What is not committed yet is not there for an autovacuum that would count it.
+        # As an analyze leaves it that came while the first rows were being written: pages, and nothing in them. What is
+        # not committed yet is not there for an autovacuum that would count it.
+        conn.execute("update pg_class set reltuples = 0, relpages = 8 where relnamespace = 'taskq'::regnamespace")
         if shape == "map":
             assert all_end(conn, mapped(conn, list(range(n)))) == n
         else:

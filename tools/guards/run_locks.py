@@ -242,8 +242,8 @@ AROUND_RUNS: tuple[Guard, ...] = (
             ),
             (
                 "node_job_missing",
-                "where r.finished_at is null and n.status = 'ready' and not exists",
-                "where false and not exists",
+                "where r.finished_at is null and n.status = 'ready' and (select j.id",
+                "where false and (select j.id",
             ),
             ("node_job_not_ready", "where j.run_id is not null and n.status is distinct from 'ready';", "where false;"),
             (
