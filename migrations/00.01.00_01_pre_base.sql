@@ -29,6 +29,11 @@ begin
 end $do$;
 comment on function {{schema}}.new_id() is 'A new UUIDv7, made by the database so that ids sort by creation.';
 
+create function {{schema}}.ids_from(p_first uuid, p_n integer) returns uuid language sql immutable parallel safe set search_path = pg_catalog, pg_temp
+  as $$ select (left(replace(p_first::text, '-', ''), 24) || lpad(to_hex(p_n), 8, '0'))::uuid $$;
+comment on function {{schema}}.ids_from(uuid, integer) is
+  'The id of number n of those that are made together, from one new id: they sort by their numbers, also where two are made within the same microsecond.';
+
 create function {{schema}}.id_time(p_id uuid) returns timestamptz
   language sql immutable strict parallel safe
   set search_path = pg_catalog, pg_temp

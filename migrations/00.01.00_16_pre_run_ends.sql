@@ -422,6 +422,7 @@ create function {{schema}}.admit_run(p_plan text, p_input jsonb, p_key text, p_m
 declare
   v_plan {{schema}}.plans;
   v_run {{schema}}.runs;
+  v_ids uuid := {{schema}}.new_id();
   v_failed boolean;
 begin
   select * into v_plan from {{schema}}.plans p where p.hash = p_plan;
@@ -452,7 +453,7 @@ begin
     return;
   end loop;
   insert into {{schema}}.nodes (id, run_id, ix, unmet, due, status)
-    select {{schema}}.new_id(), v_run.id, k.ix, k.waits_for, k.waits_for = 0, 'waiting' from {{schema}}.plan_nodes k where k.plan_hash = p_plan order by k.ix;
+    select {{schema}}.ids_from(v_ids, k.ix), v_run.id, k.ix, k.waits_for, k.waits_for = 0, 'waiting' from {{schema}}.plan_nodes k where k.plan_hash = p_plan order by k.ix;
   perform {{schema}}.receipt(v_run.id, 'admitted', null, null, v_plan.nodes, nullif(v_run.status, 'running'));
   v_failed := {{schema}}.advance(v_run, '{}', null, null, 0, false);
   if v_failed or exists (select from {{schema}}.runs r where r.id = v_run.id and r.open_nodes = 0) then

@@ -56,6 +56,7 @@ create function {{schema}}.write_items(p_run uuid, p_n integer) returns integer
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 declare
   v_run {{schema}}.runs;
+  v_ids uuid := {{schema}}.new_id();
   v_n integer;
 begin
   select * into v_run from {{schema}}.runs r where r.id = p_run;
@@ -63,7 +64,7 @@ begin
     return 0;
   end if;
   insert into {{schema}}.nodes (id, run_id, ix, unmet, due, status, item)
-    select {{schema}}.new_id(), p_run, i.ix, 0, true, 'waiting', i.item
+    select {{schema}}.ids_from(v_ids, i.ix), p_run, i.ix, 0, true, 'waiting', i.item
       from (select e.ord::int - 1 as ix, e.item
               from {{schema}}.jobs j
               cross join lateral jsonb_array_elements(j.payload -> (select p.map ->> 'item' from {{schema}}.plans p where p.hash = v_run.plan_hash)) with ordinality e(item, ord)

@@ -63,6 +63,7 @@ declare
   v_page {{schema}}.nodes;
   v_fault jsonb;
   v_next jsonb;
+  v_ids uuid := {{schema}}.new_id();
   v_n integer;
   v_stopped boolean;
 begin
@@ -80,7 +81,7 @@ begin
   end if;
   v_stopped := v_run.cancel_requested_at is not null or v_run.stopping_at is not null;
   insert into {{schema}}.nodes (id, run_id, ix, unmet, due, status, item, finished_at, error)
-    select {{schema}}.new_id(), p_run, v_run.items + e.ord::int - 1, 0, not v_stopped, case when v_stopped then 'cancelled' else 'waiting' end, e.item,
+    select {{schema}}.ids_from(v_ids, e.ord::int), p_run, v_run.items + e.ord::int - 1, 0, not v_stopped, case when v_stopped then 'cancelled' else 'waiting' end, e.item,
            case when v_stopped then {{schema}}.now() end, case when v_stopped then jsonb_build_object('type', 'Cancelled', 'message', 'its run was being cancelled when its page came') end
       from jsonb_array_elements(v_page.result -> 'items') with ordinality e(item, ord) order by e.ord;
   get diagnostics v_n = row_count;

@@ -8,6 +8,8 @@ from uuid import UUID
 import psycopg
 import pytest
 from effects_kit import EVERY, effect
+from emits_kit import plan_of as plan_of_emit
+from maps_kit import mapped
 from runs_kit import do, edge, finish, info, job_of, kinds, node, result_of, start, store, take, tree, worker_for
 from sql import (
     End,
@@ -248,3 +250,23 @@ def test_an_attempt_of_a_node_ends_like_that_of_any_job(conn: Conn, how: str) ->
     after = {"succeeded": "pending", "failed": "blocked", "cancelled": "blocked"}
     assert tree(conn, run)["b"] == after.get(job["status"], "waiting")
     assert violations(conn) == []
+
+
+def test_the_ids_of_nodes_are_in_the_order_of_their_numbers_though_all_are_made_in_one_instant(conn: Conn) -> None:
+    """By these ids they are claimed: without a clock that tells them apart, in the order of the plan all the same."""
+    conn.execute(
+        "create or replace function taskq.new_id() returns uuid language sql volatile as"
+        " $$ select ('01a22e61-1313-7000-8' || substr(gen_random_uuid()::text, 21))::uuid $$"
+    )
+    worker = worker_for(conn)
+    graph = start(conn, store(conn, [node(f"n{ix}", task="t") for ix in range(20)]))
+    made = mapped(conn, list(range(20)))
+    emit = start(conn, plan_of_emit(conn, ahead=20))
+    do(conn, worker, "first", result="here")
+    do(conn, worker, "list", result={"items": list(range(20)), "cursor": None})
+    query = (
+        "select array_agg(n.ix order by n.id) as found from taskq.nodes n join taskq.runs r on r.id = n.run_id"
+        " where n.ix < 1000000 and (r.id = any(%s) or r.parent_run = any(%s)) group by n.run_id having count(*) = 20"
+    )
+    runs = [graph, made.run, emit]
+    assert [row["found"] for row in rows(conn, query, runs, runs)] == [list(range(20))] * 3
