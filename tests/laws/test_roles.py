@@ -314,6 +314,7 @@ def test_the_calls_above_are_all_that_write(conn: Conn) -> None:
         "now",
         "new_id",
         "id_time",
+        "ids_from",
         "are_ends_alone",
         "receipt_seal",
         "valid_name",
