@@ -121,7 +121,7 @@ begin
 end $$;
 comment on function {{schema}}.heal_run(uuid) is 'Carries on a run that stands still: a node whose job has ended without it, or is nowhere, or waits for a child run that has ended, or is nowhere. Answers healed, sound or left alone (it has ended, or is busy).';
 
--- By key for each: what could be joined or hashed was, and read all nodes and jobs there are while nobody had counted them.
+-- By key for each: a join, or an EXISTS that can be hashed, reads all nodes and jobs there are where the statistics call them empty.
 create function {{schema}}.heal_runs(p_after uuid default null, p_limit integer default 100) returns table (run_id uuid, answer text)
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column
@@ -375,7 +375,7 @@ begin
   return query
     select 9, 'node_before_its_sources', n.run_id, format('node %s is %s, and node %s is %s', n.ix, n.status, s.ix, s.status)
       from {{schema}}.runs r join {{schema}}.nodes n on n.run_id = r.id and n.status in ('ready', 'succeeded')
-      -- By key for each: where nobody had counted them yet, all nodes of a run were compared with one another.
+      -- By key for each: a join compares all nodes of a run with one another where the statistics call them empty.
       cross join lateral (select g.source, g.policy from {{schema}}.plan_edges g where g.plan_hash || ':' || g.target::text = r.plan_hash || ':' || n.ix::text offset 0) e
       cross join lateral (select o.ix, o.status from {{schema}}.nodes o where o.run_id = r.id and o.ix = e.source limit 1) s
      where (r.finished_at is null or scope = 'all' or scope = 'since' and r.finished_at >= since)
