@@ -14,12 +14,12 @@ __all__ = ["DRAIN_SHARE", "FORMS", "GROUPS", "Form", "Step", "steps_of"]
 DRAIN_SHARE = {
     "taskq": 1.0,
     "pgqueuer": 0.5,
-    "awa": 0.25,
-    "oban": 0.12,
-    "chancy": 0.12,
-    "absurd": 0.05,
-    "procrastinate": 0.05,
-    "dbos": 0.025,
+    "awa": 0.1,
+    "oban": 0.05,
+    "chancy": 0.05,
+    "absurd": 0.02,
+    "procrastinate": 0.02,
+    "dbos": 0.01,
 }
 """Jobs of a drain as a share of the form's."""
 BULK_SHARE = {"oban": 0.2, "chancy": 0.2, "absurd": 0.2, "dbos": 0.06}
@@ -96,8 +96,8 @@ FORMS = {
         rounds=2,
         single=500,
         bulk=50_000,
-        drain=40_000,
-        kinds=(("noop", (1, 2)), ("sleep", (1,))),
+        drain=120_000,
+        kinds=(("noop", (1, 2)), ("sleep", (1, 2))),
         probes=100,
         half_load=("taskq", "pgqueuer", "oban"),
         notify=4000,

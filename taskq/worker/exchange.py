@@ -37,6 +37,10 @@ SHORTEST = 0.001
 """Seconds between looks while jobs keep coming; four times as long after some that found nothing."""
 RECHECKS = (0.05, 0.25)
 """Polls after falling asleep, before the long poll: an enqueue whose transaction spans that moment notified nobody."""
+OFTEN = 10
+OFTEN_WITHIN = 0.1
+"""So many finds within so many seconds end the sleep: being notified of each then costs more than looking. With 3, jobs
+that came every 30 ms found a worker that was half awake, and the slowest of them waited for its next look."""
 QUICK = 0.02
 """Bodies quicker than this, on average, are claimed ahead."""
 AHEAD = 0.1
@@ -120,7 +124,7 @@ class Exchanger:
         self._notified = False
         self._naps = 0
         self._misses = 0
-        self._finds: deque[float] = deque(maxlen=3)
+        self._finds: deque[float] = deque(maxlen=OFTEN)
         self._suspects_since: float | None = None
         self._alone: tuple[UUID, int] | None = None
         self._others_first = False
@@ -394,7 +398,9 @@ class Exchanger:
                 # Asleep, it leaves what comes from now on to those who are told of it.
                 self._next_claim = now + (self._poll if self._asleep else SHORTEST)
             await self._hand_over(claims)
-            if self._asleep and (full or (len(self._finds) == self._finds.maxlen and now - self._finds[0] < 0.1)):
+            if self._asleep and (
+                full or (len(self._finds) == self._finds.maxlen and now - self._finds[0] < OFTEN_WITHIN)
+            ):
                 await self._set_asleep(False, pass_on=full)
             return
         if self._notified:
