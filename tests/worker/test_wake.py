@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 
@@ -51,6 +52,27 @@ async def test_an_idle_worker_starts_a_job_at_once(
             start = time.monotonic()
             waits.append(await (await when.enqueue()).result(timeout=5) - start)
         assert sorted(waits)[2] < 0.25, waits
+
+
+async def test_jobs_that_come_one_after_another_leave_a_worker_asleep(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    @app.task
+    async def one() -> None: ...
+
+    async def marks() -> list[tuple[object, ...]]:
+        return [tuple(row) for row in await aconn.fetch("select ctid::text, xmin::text from taskq.sleepers")]
+
+    async with run_worker(poll_interval=30):
+        await aeventually(lambda: asleep(aconn))
+        before = await marks()
+        for _ in range(6):
+            job = await one.enqueue()
+            async with asyncio.timeout(10):
+                while not await aconn.fetchval("select true from taskq.history where id = $1", job.id):
+                    pass
+        # It would have taken its mark away and set another one, and would have had to look for the jobs in between.
+        assert await marks() == before
 
 
 async def test_without_notifications_a_job_starts_within_the_poll_interval(
