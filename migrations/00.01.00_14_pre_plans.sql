@@ -14,6 +14,7 @@ create table {{schema}}.plans (
   size bigint not null check (size between 1 and 100000),
   child_size bigint not null check (child_size >= 0),
   begins bigint not null check (begins >= 1),
+  work_budget bigint check (work_budget between 1 and 10000000),
   map jsonb,
   loop jsonb,
   created_at timestamptz not null,
@@ -33,6 +34,7 @@ comment on column {{schema}}.plans.depth is 'How many levels of child runs a run
 comment on column {{schema}}.plans.size is 'How many nodes of it and of its child runs may have jobs at a time.';
 comment on column {{schema}}.plans.child_size is 'How many nodes the largest of its child runs begins with; 0 where it has none.';
 comment on column {{schema}}.plans.begins is 'How many nodes are made when a run of it is admitted, with those of its child runs; a map begins with one.';
+comment on column {{schema}}.plans.work_budget is 'How many nodes a run of it may give jobs in all, with those of the runs below it; null for no limit.';
 comment on column {{schema}}.plans.map is 'Of a map, whose one node is run for each item of a list: item (the parameter that takes it), most (items) and at_once (items that have jobs at a time); of an emit, whose second node gives the items page by page, also pages: item (the parameter that takes the cursor) and ahead (open items beyond which no page is asked for); null for others.';
 comment on column {{schema}}.plans.loop is 'Of a loop, whose one node is run round after round: item (the parameter that takes the state), most (rounds), path and ends (the part of a result that is looked at, and its values that end the loop), within (seconds; absent for no limit) and exhausted (fail, or give the last state); null for others.';
 comment on column {{schema}}.plans.created_at is 'When it was first stored.';
@@ -257,9 +259,9 @@ begin
       hint = 'Wire fewer into one another, or declare a smaller at_once of its maps; a task can start() runs of their own.';
   end if;
   -- The same plan, stored by two at once: the second waits here and then finds it.
-  insert into {{schema}}.plans (hash, workflow, text, on_failure, receipts, result, effects, nodes, depth, size, child_size, begins, map, loop, created_at)
+  insert into {{schema}}.plans (hash, workflow, text, on_failure, receipts, result, effects, nodes, depth, size, child_size, begins, work_budget, map, loop, created_at)
     values (v_hash, v_plan ->> 'workflow', p_text, coalesce(v_plan ->> 'on_failure', 'cancel'), coalesce((v_plan ->> 'receipts')::int, 100),
-      coalesce(v_plan -> 'result', '{"value": null}'), coalesce(v_plan -> 'effects', '[]'), jsonb_array_length(v_plan -> 'nodes'), v_depth, v_size, v_child_size, v_begins, v_map, v_loop, {{schema}}.now())
+      coalesce(v_plan -> 'result', '{"value": null}'), coalesce(v_plan -> 'effects', '[]'), jsonb_array_length(v_plan -> 'nodes'), v_depth, v_size, v_child_size, v_begins, (v_plan ->> 'work_budget')::bigint, v_map, v_loop, {{schema}}.now())
     on conflict do nothing;
   if not found then
     return v_hash;

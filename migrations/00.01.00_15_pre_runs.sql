@@ -28,6 +28,7 @@ create table {{schema}}.runs (
   started_by uuid,
   parent_run uuid,
   parent_node uuid,
+  budget_of uuid,
   depth integer not null default 0 check (depth between 0 and 8),
   effect_depth integer not null default 0 check (effect_depth >= 0),
   items integer check (items >= 0),
@@ -49,6 +50,7 @@ create index runs_open on {{schema}}.runs (id) where finished_at is null;
 create unique index runs_of_node on {{schema}}.runs (parent_node) where parent_node is not null;
 create index runs_children on {{schema}}.runs (parent_run) where parent_run is not null;
 create index runs_children_open on {{schema}}.runs (parent_run) where parent_run is not null and finished_at is null;
+create index runs_budget on {{schema}}.runs (budget_of) where budget_of is not null and finished_at is null;
 create index runs_started_by on {{schema}}.runs (started_by) where started_by is not null;
 create index runs_finished on {{schema}}.runs (finished_at) where finished_at is not null;
 
@@ -76,6 +78,7 @@ comment on column {{schema}}.runs.meta is 'What travels with it, and with each o
 comment on column {{schema}}.runs.started_by is 'The job that started it, such as that of a terminal effect; null where a caller did.';
 comment on column {{schema}}.runs.parent_run is 'The run that it is a part of; null for one that was started by itself.';
 comment on column {{schema}}.runs.parent_node is 'The node of that run which it stands for, and so the job that waits for it.';
+comment on column {{schema}}.runs.budget_of is 'The run whose work budget counts what it begins: itself, or one above it; null where none has one. Never changes.';
 comment on column {{schema}}.runs.depth is 'How many runs it is below: 0 for one that was started by itself.';
 comment on column {{schema}}.runs.effect_depth is 'How long the chain of effects was that led to it; 0 where none did.';
 comment on column {{schema}}.runs.items is 'Of a map: how many items it was given, of an emit so far; of a loop: how many rounds it may have; null for other runs.';
@@ -147,6 +150,16 @@ comment on column {{schema}}.receipts.n is 'How many nodes.';
 comment on column {{schema}}.receipts.kind is 'What happened.';
 comment on column {{schema}}.receipts.status is 'To what status, where there is one.';
 comment on column {{schema}}.receipts.seal is 'The receipt_seal of the others but the time: tells a receipt that was moved, copied or altered.';
+
+create table {{schema}}.work_budgets (
+  run_id uuid primary key,
+  budget bigint not null check (budget >= 1),
+  begun bigint not null default 0 check (begun >= 0)
+) with (fillfactor = 50);
+comment on table {{schema}}.work_budgets is 'The work budgets of runs, one row for each run that has one of its own: a workflow that declares it, with no run above that has one.';
+comment on column {{schema}}.work_budgets.run_id is 'The run; those below it count here as well (runs.budget_of).';
+comment on column {{schema}}.work_budgets.budget is 'How many nodes may be given jobs in all: what the workflow declares, and for each child run what its own declares, or what an operator has set.';
+comment on column {{schema}}.work_budgets.begun is 'How many were given jobs; each counts again when it is reopened.';
 
 create function {{schema}}.receipt_seal(p_run uuid, p_sequence bigint, p_kind text, p_node integer, p_n integer, p_epoch bigint, p_status text) returns bytea
   language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
@@ -582,6 +595,7 @@ declare
   v_closed integer := p_closed;
   v_most integer := {{schema}}.ready_at_once(p_run);
   v_made integer := 0;
+  v_taken integer;
   v_due integer[] := case when p_run.items is null
     then array(select n.ix from {{schema}}.nodes n where n.run_id = p_run.id and n.due order by n.ix limit {{schema}}.ready_at_once(p_run)) end;
   v_take integer[];
@@ -647,20 +661,26 @@ begin
     end loop;
     exit when v_due = '{}' or v_made >= v_most;
     v_due := array(select d.ix from unnest(v_due) d(ix) order by d.ix);
-    v_take := v_due[: v_most - v_made];
-    v_due := v_due[v_most - v_made + 1 :];
+    v_taken := {{schema}}.take_budget(p_run, least(cardinality(v_due), v_most - v_made));
+    exit when v_taken = 0;
+    v_take := v_due[: v_taken];
+    v_due := v_due[v_taken + 1 :];
     v_made := v_made + cardinality(v_take);
     select * into v_jobs from {{schema}}.make_ready(p_run, v_take);
     update {{schema}}.nodes n set status = 'skipped', finished_at = {{schema}}.now(), due = false
       where n.run_id = p_run.id and n.ix = any(v_jobs.skipped);
     v_ready := v_ready || v_jobs.ready;
     v_closed := v_closed + cardinality(v_jobs.skipped || v_jobs.failed);
+    perform {{schema}}.give_back_budget(p_run, cardinality(v_jobs.skipped || v_jobs.failed));
     v_failed := v_failed or v_jobs.failed <> '{}';
     v_front := v_jobs.skipped || v_jobs.failed;
   end loop;
-  if v_made >= v_most then
+  if v_made >= v_most or v_due <> '{}' then
     update {{schema}}.nodes n set due = true where n.run_id = p_run.id and n.ix = any(v_due) and not n.due;
-    if v_due <> '{}' or exists (select from {{schema}}.nodes n where n.run_id = p_run.id and n.due) then
+    if {{schema}}.is_budget_spent(p_run) then
+      -- What raises it tells the leader.
+      null;
+    elsif v_due <> '{}' or exists (select from {{schema}}.nodes n where n.run_id = p_run.id and n.due) then
       perform pg_notify('{{schema}}_due', p_run.id::text);
     end if;
   end if;

@@ -435,9 +435,9 @@ begin
       hint = 'The input is a JSON object within the size of a payload, the key is 1 to 128 printable ASCII characters without spaces, meta an object of at most 65536 bytes.';
   end if;
   loop
-    insert into {{schema}}.runs (created_at, open_nodes, receipts, workflow, plan_hash, run_key, input, meta, started_by, parent_run, parent_node, depth, effect_depth)
+    insert into {{schema}}.runs (created_at, open_nodes, receipts, workflow, plan_hash, run_key, input, meta, started_by, parent_run, parent_node, budget_of, depth, effect_depth)
       values ({{schema}}.now(), v_plan.nodes, v_plan.receipts, v_plan.workflow, p_plan, p_key, p_input, p_meta, p_started_by,
-        p_parent.id, p_node, coalesce(p_parent.depth + 1, 0),
+        p_parent.id, p_node, p_parent.budget_of, coalesce(p_parent.depth + 1, 0),
         coalesce(p_parent.effect_depth, (select i.depth from {{schema}}.effect_intents i where i.job_id = p_started_by), 0))
       on conflict (workflow, run_key) where run_key is not null do nothing returning * into v_run;
     exit when v_run.id is not null;
@@ -452,6 +452,11 @@ begin
     return query select v_run.id, false;
     return;
   end loop;
+  if v_plan.work_budget is not null then
+    update {{schema}}.runs r set budget_of = r.id where r.id = v_run.id and r.budget_of is null;
+    select * into v_run from {{schema}}.runs r where r.id = v_run.id;
+    perform {{schema}}.open_budget(v_run, v_plan.work_budget);
+  end if;
   insert into {{schema}}.nodes (id, run_id, ix, unmet, due, status)
     select {{schema}}.ids_from(v_ids, k.ix), v_run.id, k.ix, k.waits_for, k.waits_for = 0, 'waiting' from {{schema}}.plan_nodes k where k.plan_hash = p_plan order by k.ix;
   perform {{schema}}.receipt(v_run.id, 'admitted', null, null, v_plan.nodes, nullif(v_run.status, 'running'));

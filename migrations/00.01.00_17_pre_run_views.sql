@@ -165,7 +165,13 @@ begin
     exit when not found;
     select * into v_run from {{schema}}.runs r where r.id = v_next for update skip locked;
     -- What is due of a map waits for its turn.
-    continue when not found or {{schema}}.room_for_items(v_run) <= 0 or not exists (select from {{schema}}.nodes n where n.run_id = v_next and n.due);
+    continue when not found or {{schema}}.room_for_items(v_run) <= 0;
+    -- And so does what a work budget is spent for, or somebody is at.
+    if v_run.budget_of is not null then
+      perform from {{schema}}.work_budgets b where b.run_id = v_run.budget_of and b.begun < b.budget for update skip locked;
+      continue when not found;
+    end if;
+    continue when not exists (select from {{schema}}.nodes n where n.run_id = v_next and n.due);
     begin
       perform {{schema}}.settle_run(v_next, {{schema}}.advance(v_run, '{}', null, null, 0, false));
       answer := 'carried on';
@@ -227,6 +233,7 @@ begin
      where u.place = 1 or u.nodes <= 100000);
   delete from {{schema}}.receipts c where c.run_id = any(v_runs);
   delete from {{schema}}.loop_holds h where h.run_id = any(v_runs);
+  delete from {{schema}}.work_budgets b where b.run_id = any(v_runs);
   delete from {{schema}}.nodes n where n.run_id = any(v_runs);
   delete from {{schema}}.runs r where r.id = any(v_runs);
   get diagnostics v_n = row_count;

@@ -353,6 +353,10 @@ create view {{schema}}.ready_nodes as
                  when coalesce(l.operator_limit, l.code_limit)
                       <= (select count(*) from {{schema}}.jobs r where r.cohort = j.cohort and r.status = 'running') then 'cohort'
                  else 'capacity' end as what) w
-   where n.status = 'ready' and j.status = 'pending';
+   where n.status = 'ready' and j.status = 'pending'
+  union all
+  select n.run_id, n.ix, n.id, 'budget', b.run_id::text, null
+    from {{schema}}.work_budgets b join {{schema}}.runs r on r.budget_of = b.run_id and r.finished_at is null join {{schema}}.nodes n on n.run_id = r.id and n.due
+   where b.begun >= b.budget;
 comment on view {{schema}}.ready_nodes is
-  'Nodes whose job is pending: what each waits for (capacity: a worker; cohort: a slot of it; paused: its queue; time), which one that is, and its place there, counted to 100.';
+  'Nodes whose job is pending, or which are given none while a work budget is spent: what each waits for (capacity: a worker; cohort: a slot of it; paused: its queue; time; budget: that of a run), which one that is, and its place there, counted to 100.';

@@ -31,8 +31,8 @@ declare
   v_paused text;
   v_failed boolean;
 begin
-  insert into {{schema}}.runs (created_at, open_nodes, receipts, workflow, plan_hash, input, meta, parent_run, parent_node, depth, effect_depth, items, wanted, written, active, at_once)
-    select {{schema}}.now(), v_n, p.receipts, p.workflow, p_plan, p_input - (p_map ->> 'item'), p_run.meta, p_run.id, p_node, p_run.depth + 1, p_run.effect_depth,
+  insert into {{schema}}.runs (created_at, open_nodes, receipts, workflow, plan_hash, input, meta, parent_run, parent_node, budget_of, depth, effect_depth, items, wanted, written, active, at_once)
+    select {{schema}}.now(), v_n, p.receipts, p.workflow, p_plan, p_input - (p_map ->> 'item'), p_run.meta, p_run.id, p_node, p_run.budget_of, p_run.depth + 1, p_run.effect_depth,
            v_n, v_n, 0, 0, least((p_map ->> 'at_once')::int, (p_map ->> 'most')::int)
       from {{schema}}.plans p where p.hash = p_plan
     returning id, nullif(status, 'running') into v_map, v_paused;
@@ -110,7 +110,7 @@ begin
       if (select n.ix from {{schema}}.nodes n where n.run_id = p_run and n.due order by n.ix limit 1) is null then
         perform {{schema}}.write_items(p_run, 1000);
       end if;
-      if v_active < v_run.at_once and (select n.ix from {{schema}}.nodes n where n.run_id = p_run and n.due order by n.ix limit 1) is not null then
+      if v_active < v_run.at_once and not {{schema}}.is_budget_spent(v_run) and (select n.ix from {{schema}}.nodes n where n.run_id = p_run and n.due order by n.ix limit 1) is not null then
         perform pg_notify('{{schema}}_due', p_run::text);
       end if;
       exit;
@@ -120,11 +120,14 @@ begin
       exit when {{schema}}.write_items(p_run, 1000) = 0;
       continue;
     end if;
+    v_take := v_take[: {{schema}}.take_budget(v_run, cardinality(v_take))];
+    exit when v_take = '{}';
     v_made := v_made + cardinality(v_take);
     select * into v_jobs from {{schema}}.make_ready(v_run, v_take);
     v_active := v_active + cardinality(v_jobs.ready);
     v_ready := v_ready || v_jobs.ready;
     v_closed := v_closed + cardinality(v_jobs.failed);
+    perform {{schema}}.give_back_budget(v_run, cardinality(v_jobs.failed));
     v_failed := v_failed or v_jobs.failed <> '{}';
   end loop;
   if v_active <> v_run.active then

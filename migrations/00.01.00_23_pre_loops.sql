@@ -100,8 +100,8 @@ declare
   v_loop {{schema}}.runs;
   v_failed boolean;
 begin
-  insert into {{schema}}.runs (created_at, open_nodes, receipts, workflow, plan_hash, input, meta, parent_run, parent_node, depth, effect_depth, items, wanted, written, active, at_once, counted_from, held)
-    select {{schema}}.now(), 1, p.receipts, p.workflow, p_plan, p_input - (p_loop ->> 'item'), p_run.meta, p_run.id, p_node, p_run.depth + 1, p_run.effect_depth,
+  insert into {{schema}}.runs (created_at, open_nodes, receipts, workflow, plan_hash, input, meta, parent_run, parent_node, budget_of, depth, effect_depth, items, wanted, written, active, at_once, counted_from, held)
+    select {{schema}}.now(), 1, p.receipts, p.workflow, p_plan, p_input - (p_loop ->> 'item'), p_run.meta, p_run.id, p_node, p_run.budget_of, p_run.depth + 1, p_run.effect_depth,
            (p_loop ->> 'most')::int, 1, 1, 0, 1, {{schema}}.now(), '0'
       from {{schema}}.plans p where p.hash = p_plan
     returning * into v_loop;
@@ -152,8 +152,10 @@ begin
     v_epochs := p_epochs;
     v_statuses := p_statuses;
   end if;
+  v_due := v_due[: {{schema}}.take_budget(v_run, cardinality(v_due))];
   if v_due <> '{}' then
     select m.ready, m.failed into v_ready, v_unmade from {{schema}}.make_ready(v_run, v_due) m;
+    perform {{schema}}.give_back_budget(v_run, cardinality(v_unmade));
   end if;
   update {{schema}}.runs r set active = r.active - p_closed + cardinality(v_ready) where r.id = p_run;
   if v_ready <> '{}' then

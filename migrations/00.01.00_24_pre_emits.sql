@@ -10,8 +10,8 @@ declare
   v_emit uuid;
   v_paused text;
 begin
-  insert into {{schema}}.runs (created_at, open_nodes, receipts, workflow, plan_hash, input, meta, parent_run, parent_node, depth, effect_depth, items, wanted, written, active, at_once, pages)
-    select {{schema}}.now(), 0, p.receipts, p.workflow, p_plan, p_input, p_run.meta, p_run.id, p_node, p_run.depth + 1, p_run.effect_depth,
+  insert into {{schema}}.runs (created_at, open_nodes, receipts, workflow, plan_hash, input, meta, parent_run, parent_node, budget_of, depth, effect_depth, items, wanted, written, active, at_once, pages)
+    select {{schema}}.now(), 0, p.receipts, p.workflow, p_plan, p_input, p_run.meta, p_run.id, p_node, p_run.budget_of, p_run.depth + 1, p_run.effect_depth,
            0, 0, 0, 0, least((p_map ->> 'at_once')::int, (p_map ->> 'most')::int), 0
       from {{schema}}.plans p where p.hash = p_plan
     returning id, nullif(status, 'running') into v_emit, v_paused;
@@ -147,10 +147,13 @@ begin
     -- The page first, beside the items that may have jobs at a time.
     v_take := array(select n.ix from {{schema}}.nodes n where n.run_id = p_run and n.due and n.ix >= 1000000)
       || array(select n.ix from {{schema}}.nodes n where n.run_id = p_run and n.due and n.ix < 1000000 order by n.ix limit greatest(v_room, 0));
-    while v_take <> '{}' loop
+    loop
+      v_take := v_take[: {{schema}}.take_budget(v_run, cardinality(v_take))];
+      exit when v_take = '{}';
       select * into v_jobs from {{schema}}.make_ready(v_run, v_take);
       v_ready := v_ready || v_jobs.ready;
       v_closed := v_closed + cardinality(v_jobs.failed);
+      perform {{schema}}.give_back_budget(v_run, cardinality(v_jobs.failed));
       v_failed := v_failed or v_jobs.failed <> '{}';
       v_most := v_most - cardinality(v_take);
       -- In place of what could not be made the next.
@@ -159,7 +162,7 @@ begin
       v_take := array(select n.ix from {{schema}}.nodes n where n.run_id = p_run and n.due and n.ix < 1000000 order by n.ix limit greatest(v_room, 0));
     end loop;
     update {{schema}}.runs r set active = r.active + cardinality(v_ready) where r.id = p_run returning * into v_run;
-    if {{schema}}.room_for_items(v_run) > 0 and (select n.ix from {{schema}}.nodes n where n.run_id = p_run and n.due order by n.ix limit 1) is not null then
+    if {{schema}}.room_for_items(v_run) > 0 and not {{schema}}.is_budget_spent(v_run) and (select n.ix from {{schema}}.nodes n where n.run_id = p_run and n.due order by n.ix limit 1) is not null then
       perform pg_notify('{{schema}}_due', p_run::text);
     end if;
   else

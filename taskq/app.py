@@ -301,6 +301,7 @@ class TaskQ:
         on_failure: Literal["cancel", "finish"] | None = None,
         effects: Iterable[TerminalEffect] = (),
         receipts: int = 100,
+        work_budget: int | None = None,
     ) -> WorkflowDecorator: ...
     def workflow(  # type: ignore[misc]
         self,
@@ -311,6 +312,7 @@ class TaskQ:
         on_failure: Literal["cancel", "finish"] | None = None,
         effects: Iterable[TerminalEffect] = (),
         receipts: int = 100,
+        work_budget: int | None = None,
     ) -> Any:
         """Register a function as a workflow: ``@app.workflow`` or ``@app.workflow(on_failure="finish")``.
 
@@ -324,6 +326,8 @@ class TaskQ:
             effects: What runs once a run has ended: ``TerminalEffect``s, whose ``Ref.arg`` is an argument of the
                 workflow, ``Ref.result`` its result, ``Ref.job_id`` the run's id.
             receipts: How many transitions of a run stay on record, the newest.
+            work_budget: How many bodies a run may begin in all, with all runs below it, 1 to 10,000,000: what is ready
+                once so many have begun waits until an operator allows more (``taskq runs budget``). None: no limit.
 
         Raises:
             TaskDefinitionError: The function cannot be a workflow, or the name is taken.
@@ -336,7 +340,14 @@ class TaskQ:
 
         def register(function: Callable[..., Any]) -> Workflow[..., Any]:
             made: Workflow[..., Any] = Workflow(
-                self, function, name=name, on_failure=on_failure, effects=effects, receipts=receipts, localns=localns
+                self,
+                function,
+                name=name,
+                on_failure=on_failure,
+                effects=effects,
+                receipts=receipts,
+                work_budget=work_budget,
+                localns=localns,
             )
             if made.name in self._workflows:
                 raise TaskDefinitionError(

@@ -43,6 +43,7 @@ KEYS: dict[str, tuple[tuple[str, ...], ...]] = {
     "limits": (("name",),),
     "runs": (("id",),),
     "run_pauses": (("run_id",),),
+    "work_budgets": (("run_id",),),
     "nodes": (("id",), ("run_id", "ix")),
     "receipts": (("run_id", "sequence"),),
     "stock": (("item",),),

@@ -38,6 +38,7 @@ ARGUMENTS = {
     "runs signal": [NOBODY, "approval", "{}"],
     "runs pause": [NOBODY, "--reason", "why"],
     "runs resume": [NOBODY, "--reason", "why"],
+    "runs budget": [NOBODY, "100", "--reason", "why"],
     "runs cancel": [NOBODY],
     "runs retry": [NOBODY],
     "workflows list": ["--app", "shop:app"],

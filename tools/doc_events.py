@@ -76,6 +76,7 @@ MEANING = {
     "loop.blocked": "something blocks the event loop; the stack says what",
     "loop.interrupted": "a body stopped the event loop, or called `sys.exit` in a task of its own; the worker goes on",
     "run.not_carried_on": "the database refused to carry a run on; others go on, and it is tried again",
+    "run.budget_set": "this process has set the work budget of a run",
     "run.paused": "this process has paused a run, with this code",
     "run.resumed": "this process has let a paused run go on",
     "run.healed": "the leader carried on a run that stood still",

@@ -80,7 +80,7 @@ class AwaAdapter:
         settings="queue storage, 300 workers where the measure does not name a concurrency; enqueue_many_copy",
         done="select (select coalesce(sum(completed_count), 0) from awa.receipt_completion_batches) "
         "+ (select count(*) from awa.done_entries where state = 'completed')",
-        # A few seconds after its end a job is gone: its segment is truncated, and a count stays (queue_terminal_rollups).
+        # Seconds after its end a job is gone: its segment is truncated, and a count stays (queue_terminal_rollups).
         keeps=False,
         core="rust",
         loop="asyncio, called from Rust",

@@ -63,6 +63,7 @@ _ROLES = {
             "cancel_run",
             "pause_run",
             "resume_run",
+            "set_work_budget",
             "retry_run",
         ),
         "operator",

@@ -1,4 +1,4 @@
-"""``taskq runs list | show | tree | wait | signal | pause | resume | cancel | retry``: runs, their nodes, steering."""
+"""``taskq runs list | show | tree | wait | signal | pause | resume | budget | cancel | retry``: runs, and steering."""
 
 from __future__ import annotations
 
@@ -133,10 +133,12 @@ def show_(
         print_json({**row, "nodes": nodes, **told})
         return ExitCode.FAILED if faults else ExitCode.OK
     values = ("input", "result", "error", "meta")
-    told_apart = (*values, "resume")
+    told_apart = (*values, "resume", "work_budget_of", "work_budget", "work_begun")
     facts = [{"what": k.replace("_", " "), "is": v} for k, v in row.items() if k not in told_apart and v is not None]
     if row["resume"] is not None:
         facts.append({"what": "goes on with", "is": _resuming(row)})
+    if row["work_budget"] is not None:
+        facts.append({"what": "work budget", "is": _budget(row)})
     print_table(facts, ["what", "is"])
     for name in values:
         if row[name] is not None:
@@ -376,6 +378,42 @@ def resume(
 
 
 @app.command()
+def budget(
+    id_: IdArgument,
+    number: Annotated[
+        int,
+        typer.Argument(
+            help="How many bodies it may begin in all, those that it has begun included.",
+            metavar="NUMBER",
+            min=1,
+            max=10_000_000,
+            show_default=False,
+        ),
+    ],
+    reason: WhyOption,
+    as_json: JsonOption = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> int:
+    """Set the work budget of a run: how many bodies it may begin in all, with the runs below it.
+
+    What waits for it goes on at once. Answers set, or already, where it was so many; finished, with exit code 1, for a
+    run that has ended. Refused for a run that was admitted without a budget, and where its budget is that of a run
+    above it, which the refusal names.
+    """
+    return _each(
+        "set_work_budget",
+        [id_],
+        (reason,),
+        ("set", "already"),
+        first=(number,),
+        as_json=as_json,
+        dsn=dsn,
+        schema=schema,
+    )
+
+
+@app.command()
 def cancel(
     id_: IdArgument,
     reason: ReasonOption = None,
@@ -439,6 +477,7 @@ def _each(
     said: tuple[str, ...],
     done: tuple[str, ...],
     *,
+    first: tuple[int, ...] = (),
     as_json: bool,
     dsn: str | None,
     schema: str | None,
@@ -453,7 +492,7 @@ def _each(
     with open_database(dsn, schema) as database:
         for run in runs:
             try:
-                rows.append({"id": run, "answer": database.value(query, run, said[0], actor(), *said[1:])})
+                rows.append({"id": run, "answer": database.value(query, run, *first, said[0], actor(), *said[1:])})
             except DatabaseRefusal as exc:
                 rows.append({"id": run, "answer": "refused", "why": str(exc)})
     columns = ["id", "answer", "why"] if any("why" in row for row in rows) else ["id", "answer"]
@@ -510,8 +549,19 @@ def _resuming(run: dict[str, Any]) -> str:
     return f"taskq runs resume {run['resume']} --reason WHY"
 
 
+def _budget(run: dict[str, Any]) -> str:
+    """How far the work budget of a run is spent, and the command that raises it."""
+    of = "" if run["work_budget_of"] == run["id"] else f", of run {run['work_budget_of']}"
+    said = f"{run['work_begun']:,} of {run['work_budget']:,} bodies have begun{of}"
+    if run["work_begun"] < run["work_budget"] or run["finished_at"] is not None:
+        return said
+    return f"{said}; for more: taskq runs budget {run['work_budget_of']} NUMBER --reason WHY"
+
+
 def _about(node: dict[str, Any]) -> str | None:
     """Why a node stands where it stands."""
+    if node["ready_for"] == "budget":
+        return f"ready, and waits for the work budget of run {node['ready_of']}, which is spent"
     if node["status"] == "waiting":
         return f"waits for {', '.join(node['waits_for'] or ['nothing'])}"
     if node["status"] == "blocked":

@@ -30,6 +30,7 @@ __all__ = [
     "check_signal",
     "check_steering",
     "check_task_options",
+    "check_work_budget",
 ]
 
 
@@ -46,6 +47,8 @@ def check_database(dsn: object, pool_size: object) -> tuple[str | None, int]:
     return dsn, pool_size
 
 
+MOST_BUDGET = 10_000_000
+"""The largest work budget that is declared, or set."""
 _NO_POLICY = ("name", "process", "reconcile", "reconcile_steps", "reconcile_retry")
 """Options of ``task()`` that are no part of the policy."""
 
@@ -92,6 +95,22 @@ def check_pause(run_id: object, reason: object, actor: object, code: object = "o
         return run, said, who, check_name("the code of a pause", code)
     except InvalidPolicy as exc:
         raise InvalidRequest(str(exc)) from None
+
+
+def check_work_budget(run_id: object, budget: object, reason: object, actor: object) -> tuple[Any, ...]:
+    """The arguments of setting a work budget.
+
+    Raises:
+        InvalidRequest: One is not valid.
+    """
+    run, said, who = check_steering(run_id, reason, actor, "run")
+    if said is None or not said.strip():
+        raise InvalidRequest("a work budget is set for a reason; say why, it goes on the record")
+    if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget <= MOST_BUDGET:
+        raise InvalidRequest(
+            f"budget is {budget!r}; give how many bodies the run may begin in all, from 1 to {MOST_BUDGET:,}"
+        )
+    return run, budget, said, who
 
 
 def check_signal(job_id: object, name: object, payload: object, key: object) -> tuple[str, str, str, str | None]:

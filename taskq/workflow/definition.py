@@ -25,6 +25,7 @@ from typing import (
     overload,
 )
 
+from taskq.client.checks import MOST_BUDGET
 from taskq.client.requests import Using
 from taskq.codec import TaskCodec
 from taskq.effects import TerminalEffect
@@ -237,6 +238,7 @@ class Workflow(Starts[P, R]):
         on_failure: What a failure does to the rest of a run, as declared: ``"cancel"`` or ``"finish"``; None, if
             nothing was said, stands for ``"cancel"``.
         effects: What a run promises when it ends.
+        work_budget: How many bodies a run may begin in all, with the runs below it; None for no limit.
         start_task: The hidden task that starts a run of it, where a terminal effect does.
         await_task: The hidden task of nodes that stand for a run of it.
     """
@@ -250,6 +252,7 @@ class Workflow(Starts[P, R]):
         on_failure: str | None = None,
         effects: Iterable[TerminalEffect] = (),
         receipts: int = 100,
+        work_budget: int | None = None,
         localns: Mapping[str, Any] | None = None,
         awaits: tuple[Task[..., Any], str] | None = None,
     ) -> None:
@@ -262,6 +265,13 @@ class Workflow(Starts[P, R]):
             raise InvalidPolicy(f"on_failure is {on_failure!r}; give 'cancel' or 'finish'")
         if isinstance(receipts, bool) or not isinstance(receipts, int) or not 1 <= receipts <= 10_000:
             raise InvalidPolicy(f"receipts is {receipts!r}; give a number from 1 to 10000")
+        if work_budget is not None and (
+            isinstance(work_budget, bool) or not isinstance(work_budget, int) or not 1 <= work_budget <= MOST_BUDGET
+        ):
+            raise InvalidPolicy(
+                f"work_budget is {work_budget!r}; give how many bodies a run may begin in all, from 1 to "
+                f"{MOST_BUDGET:,}, or None for no limit"
+            )
         self._owner = app
         self.fn = fn
         self.name = check_name("the name of a workflow", fn.__name__ if name is None else name)
@@ -282,6 +292,7 @@ class Workflow(Starts[P, R]):
         if wrong := [each for each in self.effects if not isinstance(each, TerminalEffect)]:
             raise InvalidPolicy(f"effects has {wrong[0]!r}; give a list of TerminalEffect(...)")
         self._receipts = receipts
+        self.work_budget = work_budget
         self.__doc__ = fn.__doc__
         self.__module__ = fn.__module__
         self.__wrapped__ = fn
@@ -423,6 +434,8 @@ class Workflow(Starts[P, R]):
             "result": expr,
             "effects": self._promises(wiring),
         }
+        if self.work_budget is not None:
+            spec["work_budget"] = self.work_budget
         try:
             plan = Plan.from_spec(spec, wiring.policies, wiring.children)
         except PlanError as exc:

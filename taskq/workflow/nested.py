@@ -59,6 +59,11 @@ def inline(wiring: Wiring, workflow: Workflow[..., Any], args: tuple[Any, ...], 
             f"workflow {name} says on_failure={workflow.on_failure!r}, and is wired here as a part of a run with "
             f"{wiring.on_failure!r}: wire a run of its own, {name}.child(...), or say the same on both"
         )
+    if workflow.work_budget is not None:
+        wiring.faults.append(
+            f"workflow {name} has a work budget for its runs, and is wired here as a part of another run: wire a run "
+            f"of its own, {name}.child(...), or declare it on this workflow"
+        )
     try:
         bound = workflow.codec.bind(args, kwargs)
     except PayloadError as exc:

@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, cast
 from uuid import UUID
 
-from taskq.client.checks import check_job_id, check_pause, check_signal, check_steering
+from taskq.client.checks import check_job_id, check_pause, check_signal, check_steering, check_work_budget
 from taskq.client.requests import check_meta, check_run_key
 from taskq.codec import decode_any
 from taskq.db.pools import refuse_in_event_loop
@@ -39,6 +39,7 @@ NodeStatus: TypeAlias = Literal[
 ]
 RunSignalAnswer: TypeAlias = Literal["given", "kept", "already"]
 PauseRunAnswer: TypeAlias = Literal["paused", "already", "finished", "cancelling"]
+SetBudgetAnswer: TypeAlias = Literal["set", "already", "finished"]
 ResumeRunAnswer: TypeAlias = Literal["resumed", "not_paused", "finished"]
 CancelRunAnswer: TypeAlias = Literal["cancelled", "requested", "succeeded", "failed", "finished", "not_found"]
 
@@ -49,6 +50,12 @@ log = get_logger("workflow")
 def _paused(run: UUID, code: str, answer: PauseRunAnswer) -> PauseRunAnswer:
     if answer == "paused":
         log.info("run.paused", run_id=str(run), code=code)
+    return answer
+
+
+def _budgeted(run: UUID, budget: int, answer: SetBudgetAnswer) -> SetBudgetAnswer:
+    if answer == "set":
+        log.info("run.budget_set", run_id=str(run), budget=budget)
     return answer
 
 
@@ -314,6 +321,32 @@ class Run(Generic[R_co]):
         refuse_in_event_loop("resume_sync")
         answer = self._app._sync.call("resume_run", *check_pause(self.id, reason, actor)[:3])
         return _resumed(self.id, cast(ResumeRunAnswer, answer))
+
+    async def set_work_budget(self, budget: int, reason: str, *, actor: str | None = None) -> SetBudgetAnswer:
+        """Set how many bodies it may begin in all, with the runs below it; what waits for that goes on.
+
+        Args:
+            budget: How many, those that it has begun included: 1 to 10,000,000. Fewer than it has begun stops it there.
+            reason: Why; it goes on the record.
+            actor: Who; the database's user by default.
+
+        Returns:
+            ``set``, or where nothing was changed: ``already``, it is so many; ``finished``, the run has ended.
+
+        Raises:
+            RunNotFound: There is no such run.
+            RunWrongState: It was admitted without a work budget, or its budget is that of a run above it: set that.
+            InvalidRequest: There is no reason, or the number cannot be.
+        """
+        client = await self._app._open_async()
+        answer = await client.call("set_work_budget", *check_work_budget(self.id, budget, reason, actor))
+        return _budgeted(self.id, budget, cast(SetBudgetAnswer, answer))
+
+    def set_work_budget_sync(self, budget: int, reason: str, *, actor: str | None = None) -> SetBudgetAnswer:
+        """Like ``set_work_budget``, for code without an event loop."""
+        refuse_in_event_loop("set_work_budget_sync")
+        answer = self._app._sync.call("set_work_budget", *check_work_budget(self.id, budget, reason, actor))
+        return _budgeted(self.id, budget, cast(SetBudgetAnswer, answer))
 
     async def signal(self, name: str, payload: Any = None, *, key: str | None = None) -> RunSignalAnswer:
         """Send it a signal: to one of its nodes, or of its child runs, whose body waits with ``ctx.wait_for``, or will.

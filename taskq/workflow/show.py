@@ -36,6 +36,8 @@ def text(plan: Plan) -> str:
         ("receipts", f"the newest {spec['receipts']:,} of a run are kept"),
         ("result", expression(spec["result"], names)),
     ]
+    if "work_budget" in spec:
+        head.insert(5, ("work budget", f"{spec['work_budget']:,} bodies in all"))
     nodes = [("node", "task", "takes", "runs as")]
     for node in spec["nodes"]:
         takes = ", ".join(f"{name}={expression(expr, names)}" for name, expr in node["args"].items())

@@ -128,6 +128,11 @@ CALLS = {
     "cancel_run": "select taskq.cancel_run(taskq.id_zero())",
     "pause_run": "select taskq.pause_run(taskq.id_zero(), 'why')",
     "resume_run": "select taskq.resume_run(taskq.id_zero(), 'why')",
+    "set_work_budget": "select taskq.set_work_budget(taskq.id_zero(), 1, 'why')",
+    "open_budget": "select taskq.open_budget(null::taskq.runs, 1)",
+    "take_budget": "select taskq.take_budget(null::taskq.runs, 0)",
+    "give_back_budget": "select taskq.give_back_budget(null::taskq.runs, 0)",
+    "is_budget_spent": "select taskq.is_budget_spent(null::taskq.runs)",
     "lift_pauses": "select taskq.lift_pauses('{}')",
     "lock_waiting": "select taskq.lock_waiting('{}')",
     "retry_run": "select taskq.retry_run(taskq.id_zero())",
@@ -187,6 +192,7 @@ CALLS = {
     "sweep_children": "select taskq.sweep_children()",
     "waits_for_ended": "select taskq.waits_for_ended(taskq.id_zero(), 0, 1)",
     "check_pauses": "select * from taskq.check_pauses()",
+    "check_work_budgets": "select * from taskq.check_work_budgets()",
     "check_children": "select * from taskq.check_children()",
     "check_signal": "select taskq.check_signal('s', 'null', null)",
     "signal_for_node": "select taskq.signal_for_node(taskq.id_zero(), 0, taskq.id_zero(), '{}')",
@@ -210,6 +216,7 @@ MAY = {
         "cancel_run",
         "pause_run",
         "resume_run",
+        "set_work_budget",
     },
     "worker": set(CALLS)
     - {
@@ -264,6 +271,7 @@ MAY = {
     - {"lock_run_of", "lock_runs_of", "run_is_free", "lock_trees"}
     - {"admit_map", "write_items", "advance_map", "reopen_map"}
     - {"lift_pauses", "lock_waiting"}
+    - {"open_budget", "take_budget", "give_back_budget"}
     - {"admit_loop", "advance_loop", "reopen_loop"}
     - {"admit_emit", "take_page", "ask_page", "advance_emit", "reopen_emit"}
     - {"begin_child", "release_parent", "stop_run", "admit_run", "reopen_run", "may_reopen"},
@@ -288,6 +296,7 @@ MAY = {
         "cancel_run",
         "pause_run",
         "resume_run",
+        "set_work_budget",
         "retry_run",
         "heal_run",
         "heal_runs",

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import psycopg
 import pytest
-from children_kit import child_of
+from children_kit import child_of, family
 from effects_kit import effect
 from emits_kit import asked, emitted, page
 from loops_kit import again, claimed, loop_of, looped, plan_of
@@ -25,7 +25,8 @@ class Runs(NamedTuple):
     """A run half way along a chain, one of two nodes beside each other, one that is done, and one that has failed.
 
     And a run with its child run, and another pair of them that have succeeded; a map that goes on, and one that was
-    undone; a loop that goes on, and one that is done; an emit whose third page is asked for, and one that is done.
+    undone; a loop that goes on, and one that is done; an emit whose third page is asked for, and one that is done; and
+    a run with a work budget, and its child run.
     """
 
     live: UUID
@@ -43,6 +44,8 @@ class Runs(NamedTuple):
     looped: UUID
     emit: UUID
     emitted: UUID
+    budgeted: UUID
+    budgeted_child: UUID
     nowhere: UUID = NOWHERE
 
 
@@ -87,6 +90,7 @@ def runs(conn: Conn) -> Runs:
     done_emit = emitted(conn, takes="tally", policy="collect")
     page(conn, done_emit, [], "a")
     page(conn, done_emit, [])
+    budgeted = family(conn, work_budget=10).parent
     families = (parent, child_of(conn, parent), done_parent, child_of(conn, done_parent))
     for scope in ("live", "all"):
         assert violations(conn, scope) == []
@@ -103,6 +107,8 @@ def runs(conn: Conn) -> Runs:
         done_loop,
         child_of(conn, emit.run),
         child_of(conn, done_emit.run),
+        budgeted,
+        child_of(conn, budgeted),
     )
 
 
@@ -461,6 +467,9 @@ FORGERIES = [
         " open_nodes = 1 where r.id in (select run_id from n)",
         "live",
     ),
+    ("work_budget_missing", "budgeted", "delete from taskq.work_budgets where run_id = %s", "live"),
+    ("work_budget_differs", "budgeted_child", "update taskq.runs set budget_of = null where id = %s", "live"),
+    ("work_budget_miscounted", "budgeted", "update taskq.work_budgets set begun = 0 where run_id = %s", "live"),
     ("loop_result_differs", "looped", "update taskq.runs set result = '1' where id = %s", "all"),
     (
         "loop_result_differs",
@@ -483,7 +492,8 @@ def test_a_forged_run_is_reported(conn: Conn, runs: Runs, code: str, whose: str,
 
 
 def test_each_check_of_runs_has_its_forgery(conn: Conn) -> None:
-    names = "'taskq.check_runs(text, timestamptz)'::regprocedure, 'taskq.check_pauses()'::regprocedure"
+    checks = ("check_runs(text, timestamptz)", "check_pauses()", "check_work_budgets()")
+    names = ", ".join(f"'taskq.{check}'::regprocedure" for check in checks)
     text = one(conn, f"select string_agg(prosrc, '' order by oid) from pg_proc where oid in ({names})")
     codes = re.findall(r"(?:\bselect |\()9, '(\w+)',", text)
     assert len(codes) == len(set(codes)) > 10

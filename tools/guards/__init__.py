@@ -36,8 +36,9 @@ FILES = {
     "emits": "00.01.00_24_pre_emits.sql",
     "effect_steps": "00.01.00_25_pre_effect_steps.sql",
     "pauses": "00.01.00_26_pre_pauses.sql",
-    "invariants": "00.01.00_27_pre_invariants.sql",
-    "roles": "00.01.00_28_pre_roles.sql",
+    "work_budgets": "00.01.00_27_pre_work_budgets.sql",
+    "invariants": "00.01.00_28_pre_invariants.sql",
+    "roles": "00.01.00_29_pre_roles.sql",
 }
 
 

@@ -98,8 +98,8 @@ OF_MAPS: tuple[Guard, ...] = (
         "maps",
         "what waits for its turn is not carried on",
         "run_views",
-        "{{schema}}.room_for_items(v_run) <= 0 or ",
-        "",
+        "continue when not found or {{schema}}.room_for_items(v_run) <= 0;",
+        "continue when not found;",
         MAPS + "test_nodes_are_written_a_little_ahead_of_their_jobs",
     ),
     ends(

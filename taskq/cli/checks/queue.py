@@ -263,6 +263,22 @@ def paused_runs(patient: Patient) -> Finding:
     )
 
 
+def work_budgets(patient: Patient) -> Finding:
+    """Whether runs wait since their work budget is spent."""
+    rows = patient.database.rows("work_budgets")
+    if not rows:
+        return ok("no run waits for its work budget")
+    first = rows[0]
+    return warn(
+        f"{counted(len(rows), 'run')} with a work budget that is spent, {first['workflow']} {first['id']} with "
+        f"{counted(first['waiting'], 'node')} that {'waits' if first['waiting'] == 1 else 'wait'}: it may begin "
+        f"{first['budget']}",
+        means="it has begun as many bodies as its workflow allows; what is ready is given no job",
+        cure=f"taskq runs tree {first['id']} shows what it did; then taskq runs budget {first['id']} NUMBER --reason "
+        "WHY, or taskq runs cancel",
+    )
+
+
 def ahead(patient: Patient) -> Finding:
     """Whether the workers know what the plans of runs at work have yet to get through."""
     rows = patient.database.rows("ahead")
@@ -306,6 +322,7 @@ CHECKS: dict[str, Check] = {
     "orderings": orderings,
     "runs": runs,
     "paused_runs": paused_runs,
+    "work_budgets": work_budgets,
     "ahead": ahead,
     "run_epochs": run_epochs,
 }

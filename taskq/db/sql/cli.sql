@@ -315,8 +315,10 @@ select r.id::text as id, r.workflow, r.run_key, r.status, case when r.counted_fr
 select r.id::text as id, r.workflow, r.run_key, r.status, r.plan_hash, case when r.counted_from is null then coalesce(r.items, p.nodes) else r.written end as node_count, r.open_nodes, p.on_failure, r.scheduling, r.run_epoch,
        r.parent_run::text as parent, o.workflow as parent_workflow, {{schema}}.node_name(o.items, k.name, n.ix) as parent_node, r.started_by::text as started_by, r.generation, r.created_at, r.cancel_requested_at, r.stopping_at, r.finished_at, r.sequence, r.receipts as receipts_kept, r.items, r.at_once,
        u.code as paused_code, u.reason as paused_reason, u.actor as paused_by, u.since as paused_since, u.running as paused_running, u.held as paused_held, u.resume::text as resume,
+       b.run_id::text as work_budget_of, b.budget as work_budget, b.begun as work_begun,
        r.meta, r.input, r.result, r.error
   from {{schema}}.runs r left join {{schema}}.plans p on p.hash = r.plan_hash left join {{schema}}.paused_runs u on u.run_id = r.id
+  left join {{schema}}.work_budgets b on b.run_id = r.budget_of
   left join {{schema}}.runs o on o.id = r.parent_run left join {{schema}}.nodes n on n.id = r.parent_node
   left join {{schema}}.plan_nodes k on k.plan_hash = o.plan_hash and k.ix = {{schema}}.place_in_plan(o.items, n.ix)
  where r.id = $1::text::uuid;
@@ -337,7 +339,7 @@ select t.ix, t.name, t.task, t.status, t.held_reason, t.attempt, t.claim_epoch, 
          select pg_catalog.jsonb_build_object('rounds', l.rounds, 'most_rounds', l.most_rounds, 'within', l.within, 'counted', l.counted, 'held', l.held)
            from {{schema}}.loop_progress l where l.run_id = t.run_id and l.ix = t.ix) end as loop,
        (select n.item from {{schema}}.nodes n where n.id = t.job_id) as item, w.waits_for as ready_for, w.of as ready_of, w.place
-  from {{schema}}.run_tree t left join {{schema}}.ready_nodes w on w.job_id = t.job_id and t.status = 'pending' where t.run_id = $1::text::uuid and t.ix >= $2::int order by t.ix limit $3::int;
+  from {{schema}}.run_tree t left join {{schema}}.ready_nodes w on w.job_id = t.job_id and t.status in ('pending', 'waiting') where t.run_id = $1::text::uuid and t.ix >= $2::int order by t.ix limit $3::int;
 
 -- name: run_signals
 -- The signals that were sent to a run, in that order, and what became of each.
@@ -406,6 +408,9 @@ select {{schema}}.pause_run($1::text::uuid, $2::text, $3::text, $4::text) as ans
 
 -- name: resume_run
 select {{schema}}.resume_run($1::text::uuid, $2::text, $3::text) as answer;
+
+-- name: set_work_budget
+select {{schema}}.set_work_budget($1::text::uuid, $2::bigint, $3::text, $4::text) as answer;
 
 -- name: retry_run
 select {{schema}}.retry_run($1::text::uuid, $2::text, $3::text) as answer;

@@ -134,6 +134,10 @@ select {{schema}}.pause_run($1::text::uuid, $2::text, $3::text, $4::text);
 -- Lets a paused run go on: resumed, not_paused or finished.
 select {{schema}}.resume_run($1::text::uuid, $2::text, $3::text);
 
+-- name: set_work_budget
+-- Sets the work budget of a run: set, already or finished.
+select {{schema}}.set_work_budget($1::text::uuid, $2::bigint, $3::text, $4::text);
+
 -- name: retry_run
 -- Reopens a run that has failed or was cancelled.
 select {{schema}}.retry_run($1::text::uuid, $2::text, $3::text);

@@ -211,11 +211,16 @@ select count(*)::int as n, (array_agg(j.id::text order by j.id))[1:3] as ids, (a
 select p.run_id::text as id, p.workflow, p.code, p.reason, p.actor, extract(epoch from {{schema}}.now() - p.since)::float8 as paused_for
   from {{schema}}.paused_runs p where p.resume = p.run_id order by p.since limit 1000;
 
+-- name: work_budgets
+-- Runs with nodes that wait since a work budget is spent, those with the most first.
+select b.run_id::text as id, b.workflow, b.budget, b.waiting from {{schema}}.run_budgets b where b.remaining = 0 and b.waiting > 0 order by b.waiting desc, b.run_id limit 1000;
+
 -- name: runs
 -- Runs that have not ended, and those of them that nothing carries on: none of their nodes has a job that could, or one
 -- that is ready has none. Every transition is one transaction, so no look falls between.
 with found as materialized (
-  select r.id, r.open_nodes = 0 or n.without > 0 or n.ready = 0 as still, n.without > 0 or r.open_nodes = 0 as healable
+  select r.id, r.open_nodes = 0 or n.without > 0
+         or n.ready = 0 and not exists (select from {{schema}}.work_budgets b where b.run_id = r.budget_of and b.begun >= b.budget) as still, n.without > 0 or r.open_nodes = 0 as healable
     from {{schema}}.runs r
    cross join lateral (
      select count(*) as ready, count(*) filter (where j.id is null) as without
