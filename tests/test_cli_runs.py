@@ -581,6 +581,35 @@ def test_doctor_tells_of_a_run_that_is_paused_for_long(cli: Cli, conn: Conn) -> 
     assert checks(cli)["runs"]["verdict"] == "ok"
 
 
+def test_a_work_budget_is_shown_and_raised(cli: Cli, conn: Conn) -> None:
+    run = str(start(conn, store(conn, [node("a"), node("b")], work_budget=1)))
+    free = str(start(conn, chain(conn, "a")))
+    shown = cli.ok("runs", "show", run).out
+    assert "1 of 1 bodies have begun" in shown
+    assert f"taskq runs budget {run} NUMBER --reason WHY" in shown
+    for command in ("show", "tree"):
+        assert f"waits for the work budget of run {run}, which is spent" in cli.ok("runs", command, run).out
+    told = cli.ok("runs", "show", run, "--json").json
+    assert (told["work_budget"], told["work_begun"], told["work_budget_of"]) == (1, 1, run)
+    found = checks(cli)["work_budgets"]
+    assert (found["verdict"], run in found["found"], f"taskq runs budget {run}" in found["cure"]) == (
+        "warn",
+        True,
+        True,
+    )
+    # It has what it waits for, and stands still by nobody's fault.
+    do(conn, worker_for(conn), "a")
+    assert checks(cli)["runs"]["verdict"] == "ok"
+    assert cli.ok("runs", "budget", run, "5", "--reason", "worth it", "--json").json == [{"id": run, "answer": "set"}]
+    assert cli.ok("runs", "budget", run, "5", "--reason", "worth it", "--json").json[0]["answer"] == "already"
+    assert "1 of 5 bodies have begun" in cli.ok("runs", "show", run).out
+    assert checks(cli)["work_budgets"]["verdict"] == "ok"
+    refused = cli("runs", "budget", free, "5", "--reason", "why")
+    assert (refused.code, "has no work budget" in refused.out) == (1, True)
+    assert cli("runs", "budget", run, "0", "--reason", "why").code == 2
+    assert "bodies have begun" not in cli.ok("runs", "show", free).out
+
+
 def test_retry_is_refused_with_the_reason(cli: Cli, conn: Conn) -> None:
     worker = worker_for(conn)
     run = start(conn, chain(conn, "a"))

@@ -47,6 +47,7 @@ from guards.runs import OF_RUNS  # noqa: E402
 from guards.safe import SAFE  # noqa: E402
 from guards.starts import OF_STARTS  # noqa: E402
 from guards.steps import RECORDED  # noqa: E402
+from guards.work_budgets import OF_WORK_BUDGETS  # noqa: E402
 from servers import serve  # noqa: E402
 
 from taskq import migrate  # noqa: E402
@@ -60,6 +61,7 @@ GUARDS: tuple[Guard, ...] = (
         *OF_MAPS,
         *OF_LOOPS,
         *OF_PAUSES,
+        *OF_WORK_BUDGETS,
         *AROUND_RUNS,
         *COHORTS,
         *KNOBS,

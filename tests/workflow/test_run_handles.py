@@ -14,8 +14,10 @@ from started_kit import failing, simple, working
 from worker_kit import BOUND, Gates
 
 from taskq import (
+    InvalidPolicy,
     InvalidRequest,
     PlanConflict,
+    PlanError,
     Ref,
     Retry,
     Run,
@@ -28,6 +30,7 @@ from taskq import (
 )
 from taskq.errors import ResultTimeout, SyncCallInEventLoop
 from taskq.workflow import NodeInfo, RunInfo
+from taskq.workflow.show import text
 
 pytestmark = pytest.mark.anyio
 
@@ -128,6 +131,88 @@ async def test_a_run_is_paused_and_resumed(
     async with working(app, dsn):
         assert await run.result(timeout=BOUND) == 1
     assert (await run.pause("late"), await run.resume("late")) == ("finished", "finished")
+
+
+async def test_a_run_waits_for_its_work_budget_and_is_allowed_more(
+    app: TaskQ, dsn: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "taskq")
+
+    @app.task
+    async def one(n: int) -> int:
+        return n + 1
+
+    @app.workflow(work_budget=1)
+    def twice(n: int) -> int:
+        return one.step(one.step(n))
+
+    run = await twice.start(1)
+    async with working(app, dsn):
+
+        async def waits() -> bool:
+            return [each.status for each in await run.nodes()] == ["succeeded", "waiting"]
+
+        await aeventually(waits)
+        with pytest.raises(InvalidRequest, match="reason"):
+            await run.set_work_budget(2, " ")
+        for wrong in (0, 10_000_001, True, "2", None):
+            with pytest.raises(InvalidRequest, match="budget"):
+                await run.set_work_budget(wrong, "why")  # type: ignore[arg-type]
+        assert await run.set_work_budget(2, "one more") == "set"
+        # Told of it, the worker goes on at once.
+        assert await run.result(timeout=BOUND) == 3
+    assert await run.set_work_budget(3, "late") == "finished"
+    assert [r.getMessage() for r in caplog.records if "run.budget_set" in r.getMessage()] != []
+
+
+def test_a_work_budget_is_set_without_an_event_loop(app: TaskQ) -> None:
+    @app.task
+    async def one(n: int) -> int:
+        return n + 1
+
+    @app.workflow(work_budget=1)
+    def once(n: int) -> int:
+        return one.step(n)
+
+    @app.workflow
+    def free(n: int) -> int:
+        return one.step(n)
+
+    run = once.start_sync(1)
+    assert (run.set_work_budget_sync(7, "why"), run.set_work_budget_sync(7, "why")) == ("set", "already")
+    with pytest.raises(RunWrongState, match="has no work budget"):
+        free.start_sync(1).set_work_budget_sync(7, "why")
+
+
+@pytest.mark.parametrize("wrong", [0, 10_000_001, True, 1.5, "5"])
+def test_a_work_budget_that_cannot_be_is_refused(app: TaskQ, wrong: Any) -> None:
+    with pytest.raises(InvalidPolicy, match="work_budget is"):
+
+        @app.workflow(work_budget=wrong)
+        def flow() -> None: ...
+
+
+def test_a_plan_has_a_work_budget_only_where_one_is_declared(app: TaskQ) -> None:
+    @app.task
+    async def one(n: int) -> int:
+        return n + 1
+
+    @app.workflow(work_budget=7)
+    def bounded(n: int) -> int:
+        return one.step(n)
+
+    @app.workflow
+    def free(n: int) -> int:
+        return one.step(n)
+
+    @app.workflow
+    def around(n: int) -> int:
+        return bounded(n)
+
+    assert ("work_budget" in free.plan.spec, bounded.plan.spec["work_budget"]) == (False, 7)
+    assert "7 bodies in all" in text(bounded.plan)
+    with pytest.raises(PlanError, match=r"bounded has a work budget .* bounded\.child"):
+        _ = around.plan
 
 
 def test_a_run_is_paused_without_an_event_loop(app: TaskQ, gates: Gates) -> None:
