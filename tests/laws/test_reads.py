@@ -27,6 +27,7 @@ RUNS = (
     ),
     *("reopen with a map", "heal a map", "fail behind a map", "hold a round", "reopen with a loop", "heal a loop"),
     *("go on with a round that was held", "reopen with an emit", "heal an emit", "pause", "resume"),
+    *("begin within a budget", "find a budget spent", "allow more", "go on with more"),
 )
 BODIES = ("send to a body that is held", "wake a wait whose time is up", "cancel with children", "reopen with steps")
 CALLS = {

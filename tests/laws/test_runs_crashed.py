@@ -8,11 +8,12 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from children_kit import plans
 from crash_kit import killed_at_each_write
 from emits_kit import plan_of as plan_of_emit
 from loops_kit import LOOP
 from loops_kit import plan_of as plan_of_loop
-from maps_kit import MAP, plan_of
+from maps_kit import MAP, mapped, plan_of
 from psycopg.types.json import Jsonb
 from runs_kit import edge, finish, info, node, result_of, start, store, take, tree, worker_for
 from signals_kit import held, send_run
@@ -23,6 +24,7 @@ TABLES = (
     *("runs", "nodes", "receipts", "jobs", "history", "ledger", "effect_intents", "ordering_keys", "audit"),
     "loop_holds",
     "run_pauses",
+    "work_budgets",
 )
 EFFECT = {
     "name": "undo",
@@ -427,6 +429,39 @@ def while_paused(before: Callable[[Conn], dict[str, Any]], *ends: str) -> Callab
     return do
 
 
+def allows(conn: Conn, made: dict[str, Any]) -> None:
+    assert one(conn, "select taskq.set_work_budget(%s, 50, 'why', 'me')", made["run"]) == "set"
+
+
+def budgeted(conn: Conn, budget: int = 50) -> dict[str, Any]:
+    """A map of four, two at a time, in a run with a work budget."""
+    made = mapped(conn, [1, 2, 3, 4], at_once=2, work_budget=budget)
+    claims = claim(conn, made.worker, 2, tasks=["each"])
+    return {"run": made.run, "worker": made.worker, "claims": {f"each[{ix}]": each for ix, each in enumerate(claims)}}
+
+
+def budget_spent(conn: Conn) -> dict[str, Any]:
+    return budgeted(conn, 4)
+
+
+def waits_for_budget(conn: Conn) -> dict[str, Any]:
+    made = budget_spent(conn)
+    finish(conn, made["worker"], made["claims"]["each[0]"], result=2)
+    return made
+
+
+def allowed(conn: Conn) -> dict[str, Any]:
+    made = waits_for_budget(conn)
+    allows(conn, made)
+    return made
+
+
+def before_a_child_with_a_budget(conn: Conn) -> dict[str, Any]:
+    worker = worker_for(conn)
+    run = start(conn, plans(conn, work_budget=2, inner={"work_budget": 9}))
+    return {"run": run, "worker": worker, "claims": take(conn, worker, "a")}
+
+
 def carries_on(conn: Conn, made: dict[str, Any]) -> None:
     rows(conn, "select * from taskq.carry_on_run()")
 
@@ -521,6 +556,11 @@ TRANSITIONS: dict[str, tuple[Callable[[Conn], dict[str, Any]], Callable[[Conn, d
     "resume with a loop": (while_paused(loop_begun, "more"), resumes, 9),
     "resume with an emit": (while_paused(emit_in_its_second_page, "list"), resumes, 8),
     "cancel while paused": (while_paused(child_started, "x"), cancels, 8),
+    "begin within a budget": (budgeted, ends("each[0]", result=4), 7),
+    "begin a child within a budget": (before_a_child_with_a_budget, ends("a", result={"deep": 1}), 12),
+    "find a budget spent": (budget_spent, ends("each[0]", result=4), 4),
+    "allow more": (waits_for_budget, allows, 2),
+    "go on with more": (allowed, carries_on, 5),
 }
 
 

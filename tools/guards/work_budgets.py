@@ -30,7 +30,7 @@ OF_WORK_BUDGETS: tuple[Guard, ...] = (
         "who finds the budget taken tells the leader",
         "    perform pg_notify('{{schema}}_due', p_run.id::text);\n    return 0;",
         "    return 0;",
-        RACES + "test_what_finds_the_budget_taken_is_tried_again_by_the_leader",
+        RACES + "test_a_map_that_finds_the_budget_taken_is_tried_again_by_the_leader",
     ),
     budgets(
         "the leader does not turn round for a budget that is spent, or taken",

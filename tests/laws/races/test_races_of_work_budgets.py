@@ -67,6 +67,26 @@ def test_what_finds_the_budget_taken_is_tried_again_by_the_leader(dsn: str, conn
     assert begun(conn, run) == 6
 
 
+def test_a_map_that_finds_the_budget_taken_is_tried_again_by_the_leader(dsn: str, conn: Conn) -> None:
+    worker = worker_for(conn)
+    inner = store(conn, [node("x1"), node("y1")], [edge(0, 1)], workflow="inner1")
+    each = node("each", {"x": {"input": "x", "path": []}})
+    items = store(conn, [each], workflow="flow:each", map={"item": "x", "most": 9, "at_once": 1}, parameters=["x"])
+    over = node("over", {"x": {"value": [1, 2]}}, task="flow:await", child=items)
+    start(conn, store(conn, [node("kid1", task="inner:await", child=inner), over], work_budget=9))
+    assert len(carry_on(conn)) == 1
+    claims = take(conn, worker, "x1", "each")
+    with sessions(dsn) as [one_end, other], psycopg.connect(dsn, autocommit=True) as told:
+        told.execute("listen taskq_due")
+        one_end.begin()
+        one_end.do(lambda c: finish(c, worker, claims["x1"]))
+        other.do(lambda c: finish(c, worker, claims["each"]))
+        assert next(told.notifies(timeout=BOUND)).channel == "taskq_due"
+        one_end.commit()
+    assert len(carry_on(conn)) == 1
+    assert set(take(conn, worker, "y1", "each")) == {"y1", "each"}
+
+
 def test_more_that_is_allowed_while_an_end_finds_nothing_left_reaches_what_waits(dsn: str, conn: Conn) -> None:
     worker = worker_for(conn)
     run = start(conn, store(conn, [node("a"), node("b")], [edge(0, 1)], work_budget=1))
