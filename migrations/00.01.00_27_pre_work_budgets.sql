@@ -90,7 +90,7 @@ begin
   elsif v_old.budget = budget then
     return 'already';
   end if;
-  update {{schema}}.work_budgets b set budget = set_work_budget.budget where b.run_id = set_work_budget.run_id;
+  update {{schema}}.work_budgets b set budget = set_work_budget.budget where b.run_id = v_old.run_id;
   perform {{schema}}.note('set_work_budget', run_id::text, actor, reason, jsonb_build_object('budget', budget, 'was', v_old.budget, 'begun', v_old.begun));
   for v_due in
     select r.id from {{schema}}.runs r where r.budget_of = set_work_budget.run_id and r.finished_at is null
