@@ -70,53 +70,40 @@ comment on function {{schema}}.wake(text[], integer) is
   'Notifies workers that are asleep on these queues: two for up to 7 jobs, all of them for more. Losing a notification costs latency only.';
 
 -- Most enqueues are of one job that asks for nothing special. The statements of enqueue_many, made for any number of jobs,
--- cost that one more than its insert; here it is checked by expressions that need no statement.
+-- cost that one more than its insert; here it is looked at and inserted by one. By one statement and not by variables and
+-- conditions: each such expression is made ready anew in every transaction, 30 of them took longer than the insert.
 create function {{schema}}.enqueue_plain(p_spec jsonb, p_payload text) returns uuid
   language plpgsql security definer set search_path = pg_catalog, pg_temp set plan_cache_mode = force_generic_plan as $$
 declare
-  v_now timestamptz := {{schema}}.now();
   v_id uuid;
-  v_task text := p_spec ->> 'task';
-  v_queue text := p_spec ->> 'queue';
-  v_policy text := p_spec ->> 'policy_id';
-  v_class text := p_spec ->> 'effect_class';
-  v_priority integer := p_spec ->> 'priority';
-  v_max_attempts integer := p_spec ->> 'max_attempts';
-  v_level integer := p_spec ->> 'required_worker_schema';
-  v_run_in double precision := p_spec ->> 'run_in';
-  v_deadline_in double precision := p_spec ->> 'deadline_in';
-  v_effects boolean := p_spec ->> 'has_effects';
-  v_slim boolean := p_spec ->> 'slim';
-  v_cohort text := p_spec ->> 'cohort';
-  v_meta jsonb := p_spec -> 'meta';
-  v_most integer;
-  v_promises boolean;
-  v_limited text;
-  v_is_slim boolean;
+  v_sleeps boolean;
 begin
-  if p_payload is null or jsonb_typeof(p_spec) <> 'object' then
-    return null;
-  end if;
-  if p_spec - '{task,queue,policy_id,effect_class,priority,max_attempts,required_worker_schema,run_in,deadline_in,has_effects,slim,meta,ordering,cohort}'::text[] <> '{}'
-     or ({{schema}}.valid_name(v_task) and {{schema}}.valid_name(v_queue) and v_policy is not null and v_class in ('pure', 'idempotent', 'side_effecting')) is not true
-     or not {{schema}}.valid_name(v_cohort) or v_priority not between 0 and 9 or v_max_attempts < 1
-     or v_run_in not between -315576000 and 3155760000 or v_deadline_in not between -315576000 and 3155760000
-     or v_meta is not null and (jsonb_typeof(v_meta) <> 'object' or octet_length(v_meta::text) > 131072) then
-    return null;
-  end if;
-  select i.max_payload_bytes, p.spec -> 'effects' <> '[]', p.spec ->> 'cohort', p.spec ->> 'history' = 'slim'
-    into v_most, v_promises, v_limited, v_is_slim from {{schema}}.installation i left join {{schema}}.policies p on p.id = v_policy;
-  if octet_length(p_payload) > v_most then
-    return null;
-  end if;
-  v_id := {{schema}}.new_id();
   insert into {{schema}}.jobs (id, run_at, created_at, deadline, max_attempts, required_worker_schema, priority, effect_class, queue, task, policy_id, payload, meta, has_effects, slim, cohort)
-    values (v_id, v_now + make_interval(secs => coalesce(v_run_in, 0)), v_now, v_now + make_interval(secs => v_deadline_in), v_max_attempts,
-            case when v_class = 'side_effecting' then greatest(v_level, 2) else v_level end, coalesce(v_priority, 5), v_class, v_queue, v_task, v_policy,
-            p_payload::jsonb, v_meta, case when v_effects or v_promises then true end,
-            -- A promise that was broken is made again from what stands in history, so whoever makes one keeps it.
-            case when coalesce(v_slim, v_is_slim) and (v_effects or v_promises) is not true then true end, coalesce(v_cohort, v_limited));
-  perform {{schema}}.wake(array[v_queue], 1);
+    select {{schema}}.new_id(), n.at + make_interval(secs => coalesce(s.run_in, 0)), n.at, n.at + make_interval(secs => s.deadline_in), s.max_attempts,
+           case when s.effect_class = 'side_effecting' then greatest(s.level, 2) else s.level end, coalesce(s.priority, 5), s.effect_class, s.queue, s.task, s.policy_id,
+           p_payload::jsonb, s.meta, case when s.has_effects or p.promises then true end,
+           -- A promise that was broken is made again from what stands in history, so whoever makes one keeps it.
+           case when coalesce(s.slim, p.slim) and (s.has_effects or p.promises) is not true then true end, coalesce(s.cohort, p.cohort)
+      from (select p_spec ->> 'task' as task, p_spec ->> 'queue' as queue, p_spec ->> 'policy_id' as policy_id, p_spec ->> 'effect_class' as effect_class,
+                   (p_spec ->> 'priority')::integer as priority, (p_spec ->> 'max_attempts')::integer as max_attempts, (p_spec ->> 'required_worker_schema')::integer as level,
+                   (p_spec ->> 'run_in')::double precision as run_in, (p_spec ->> 'deadline_in')::double precision as deadline_in,
+                   (p_spec ->> 'has_effects')::boolean as has_effects, (p_spec ->> 'slim')::boolean as slim, p_spec ->> 'cohort' as cohort, p_spec -> 'meta' as meta
+             where jsonb_typeof(p_spec) = 'object') s
+      -- Once, since the clock goes on.
+     cross join (select {{schema}}.now() as at offset 0) n
+     cross join {{schema}}.installation i
+      left join lateral (select q.spec -> 'effects' <> '[]' as promises, q.spec ->> 'cohort' as cohort, q.spec ->> 'history' = 'slim' as slim
+                           from {{schema}}.policies q where q.id = s.policy_id limit 1) p on true
+     where p_payload is not null and octet_length(p_payload) <= i.max_payload_bytes
+       and p_spec - '{task,queue,policy_id,effect_class,priority,max_attempts,required_worker_schema,run_in,deadline_in,has_effects,slim,meta,ordering,cohort}'::text[] = '{}'
+       and {{schema}}.valid_name(s.task) and {{schema}}.valid_name(s.queue) and s.policy_id is not null and s.effect_class in ('pure', 'idempotent', 'side_effecting')
+       and coalesce({{schema}}.valid_name(s.cohort), true) and coalesce(s.priority between 0 and 9, true) and coalesce(s.max_attempts >= 1, true)
+       and coalesce(s.run_in between -315576000 and 3155760000, true) and coalesce(s.deadline_in between -315576000 and 3155760000, true)
+       and (s.meta is null or jsonb_typeof(s.meta) = 'object' and octet_length(s.meta::text) <= 131072)
+    returning id, exists (select from {{schema}}.sleepers a where a.queue = p_spec ->> 'queue') into v_id, v_sleeps;
+  if v_sleeps then
+    perform {{schema}}.wake(array[p_spec ->> 'queue'], 1);
+  end if;
   return v_id;
 end $$;
 comment on function {{schema}}.enqueue_plain(jsonb, text) is

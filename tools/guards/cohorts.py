@@ -158,8 +158,8 @@ COHORTS: tuple[Guard, ...] = (
         "10",
         "the policy's cohort, whoever enqueues one",
         "enqueue",
-        "coalesce(v_cohort, v_limited)",
-        "v_cohort",
+        "coalesce(s.cohort, p.cohort)",
+        "s.cohort",
         LIMITS + "test_whoever_enqueues_the_cohort_of_the_policy_counts",
     ),
     guard(

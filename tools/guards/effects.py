@@ -108,8 +108,8 @@ OF_EFFECTS: tuple[Guard, ...] = (
         "effects",
         "enqueue goes by the policy, of one job",
         "enqueue",
-        "case when v_effects or v_promises then true end",
-        "case when v_effects then true end",
+        "case when s.has_effects or p.promises then true end",
+        "case when s.has_effects then true end",
         EFFECTS + "test_what_the_policy_promises_holds_whoever_enqueues",
     ),
     effect(

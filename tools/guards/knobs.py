@@ -28,8 +28,8 @@ KNOBS: tuple[Guard, ...] = (
         "slim",
         "who promises effects keeps both, enqueued alone",
         "enqueue",
-        "coalesce(v_slim, v_is_slim) and (v_effects or v_promises) is not true",
-        "coalesce(v_slim, v_is_slim)",
+        "coalesce(s.slim, p.slim) and (s.has_effects or p.promises) is not true",
+        "coalesce(s.slim, p.slim)",
         SLIM + "test_one_that_promises_effects_keeps_both_and_so_do_their_jobs",
     ),
     guard(

@@ -130,8 +130,8 @@ OF_STARTS: Final[tuple[Guard, ...]] = (
         "effect",
         "enqueue_many of one: older workers get no side-effecting job",
         "enqueue",
-        "case when v_class = 'side_effecting' then greatest(v_level, 2) else v_level end",
-        "v_level",
+        "case when s.effect_class = 'side_effecting' then greatest(s.level, 2) else s.level end",
+        "s.level",
         STARTS + "test_only_workers_that_start_effects_get_side_effecting_jobs_whoever_enqueues",
     ),
 )
