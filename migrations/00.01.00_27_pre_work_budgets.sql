@@ -63,7 +63,6 @@ create function {{schema}}.set_work_budget(run_id uuid, budget bigint, reason te
 declare
   v_run {{schema}}.runs;
   v_old {{schema}}.work_budgets;
-  v_due uuid;
 begin
   if reason is null or btrim(reason) = '' then
     raise exception using errcode = 'WF009', message = 'setting the work budget of a run needs a reason', hint = 'Say why; it goes on the record.';
@@ -83,7 +82,7 @@ begin
   elsif v_run.finished_at is not null then
     return 'finished';
   end if;
-  -- Whoever has found it spent is waited for: what it left due is seen below.
+  -- Whoever has found it spent is waited for, so that the leader, told below, sees what that left due.
   select * into v_old from {{schema}}.work_budgets b where b.run_id = run_id for update;
   if not found then
     raise exception using errcode = 'WF025', message = format('the work budget of run %s is gone', run_id), detail = jsonb_build_object('run_id', run_id)::text, hint = 'See taskq verify.';
@@ -92,12 +91,8 @@ begin
   end if;
   update {{schema}}.work_budgets b set budget = set_work_budget.budget where b.run_id = v_old.run_id;
   perform {{schema}}.note('set_work_budget', run_id::text, actor, reason, jsonb_build_object('budget', budget, 'was', v_old.budget, 'begun', v_old.begun));
-  for v_due in
-    select r.id from {{schema}}.runs r where r.budget_of = set_work_budget.run_id and r.finished_at is null
-       and (select n.id from {{schema}}.nodes n where n.run_id = r.id and n.due order by n.ix limit 1) is not null
-  loop
-    perform pg_notify('{{schema}}_due', v_due::text);
-  end loop;
+  -- Whatever can be seen from here: what was left due meanwhile, by who found the row taken, is told of as well.
+  perform pg_notify('{{schema}}_due', run_id::text);
   return 'set';
 end $$;
 comment on function {{schema}}.set_work_budget(uuid, bigint, text, text) is
@@ -130,8 +125,10 @@ begin
     select 9, 'work_budget_miscounted', b.run_id, format('%s nodes of it and of the runs below it were given jobs, and it counts %s', n.n, b.begun)
       from {{schema}}.work_budgets b
       join {{schema}}.runs t on t.id = b.run_id and t.finished_at is null
-     cross join lateral (
-       select count(*) as n from {{schema}}.runs r join {{schema}}.nodes o on o.run_id = r.id and o.ready_at is not null where r.budget_of = b.run_id) n
+      -- Counted for all at once: for each by itself all runs were walked over, ended ones included.
+      join (
+        select r.budget_of, count(*) as n from {{schema}}.runs r join {{schema}}.nodes o on o.run_id = r.id and o.ready_at is not null
+         where r.budget_of is not null group by r.budget_of) n on n.budget_of = b.run_id
      where n.n > b.begun;
 end $$;
 comment on function {{schema}}.check_work_budgets() is 'The part of check_invariants that is about work budgets.';

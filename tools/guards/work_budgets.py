@@ -47,8 +47,8 @@ OF_WORK_BUDGETS: tuple[Guard, ...] = (
     ),
     budgets(
         "a raise tells the leader",
-        "    perform pg_notify('{{schema}}_due', v_due::text);\n",
-        "    null;\n",
+        "  perform pg_notify('{{schema}}_due', run_id::text);\n",
+        "",
         RACES + "test_more_that_is_allowed_while_an_end_finds_nothing_left_reaches_what_waits",
     ),
     budgets(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from uuid import UUID
 
 import psycopg
+import pytest
 from runs_kit import do, edge, finish, node, start, store, take, tree, worker_for
 from sql import BOUND, Conn, one, rows, sessions, violations
 
@@ -87,7 +88,10 @@ def test_a_map_that_finds_the_budget_taken_is_tried_again_by_the_leader(dsn: str
     assert set(take(conn, worker, "y1", "each")) == {"y1", "each"}
 
 
-def test_more_that_is_allowed_while_an_end_finds_nothing_left_reaches_what_waits(dsn: str, conn: Conn) -> None:
+@pytest.mark.parametrize("level", ["read committed", "repeatable read"])
+def test_more_that_is_allowed_while_an_end_finds_nothing_left_reaches_what_waits(
+    dsn: str, conn: Conn, level: str
+) -> None:
     worker = worker_for(conn)
     run = start(conn, store(conn, [node("a"), node("b")], [edge(0, 1)], work_budget=1))
     claims = take(conn, worker, "a")
@@ -95,6 +99,7 @@ def test_more_that_is_allowed_while_an_end_finds_nothing_left_reaches_what_waits
         told.execute("listen taskq_due")
         ending.begin()
         ending.do(lambda c: finish(c, worker, claims["a"]))
+        allowing.do(lambda c: c.execute(f"set default_transaction_isolation = '{level}'"))
         waiting = allowing.start(lambda c: one(c, ALLOW, run, 2))
         allowing.waits_for(ending)
         ending.commit()
@@ -109,12 +114,15 @@ def test_an_end_beside_more_that_is_being_allowed_waits_for_nobody(dsn: str, con
     worker = worker_for(conn)
     run = start(conn, store(conn, [node("a"), node("b")], [edge(0, 1)], work_budget=1))
     claims = take(conn, worker, "a")
-    with sessions(dsn) as [allowing, ending]:
+    with sessions(dsn) as [allowing, ending], psycopg.connect(dsn, autocommit=True) as told:
         allowing.begin()
         assert allowing.do(lambda c: one(c, ALLOW, run, 2)) == "set"
         ending.do(lambda c: finish(c, worker, claims["a"]))
         assert (tree(conn, run)["b"], ending.do(carry_on)) == ("waiting", [])
+        # The leader, who was told by the end, has passed over it: it is told again.
+        told.execute("listen taskq_due")
         allowing.commit()
+        assert next(told.notifies(timeout=BOUND)).payload == str(run)
     assert carry_on(conn) == [run]
     do(conn, worker, "b")
     assert violations(conn, "all") == []
