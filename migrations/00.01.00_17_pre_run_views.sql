@@ -164,8 +164,9 @@ begin
      where n.due and n.run_id > coalesce(v_next, '00000000-0000-0000-0000-000000000000') order by n.run_id, n.ix limit 1;
     exit when not found;
     select * into v_run from {{schema}}.runs r where r.id = v_next for update skip locked;
-    -- What is due of a map waits for its turn.
-    continue when not found or {{schema}}.room_for_items(v_run) <= 0;
+    -- What is due of a map waits for its turn; the page of an emit is beside those that have turns.
+    continue when not found or {{schema}}.room_for_items(v_run) <= 0
+      and (v_run.pages is null or not exists (select from {{schema}}.nodes n where n.run_id = v_next and n.due and n.ix >= 1000000));
     -- And so does what a work budget is spent for, or somebody is at.
     if v_run.budget_of is not null then
       perform from {{schema}}.work_budgets b where b.run_id = v_run.budget_of and b.begun < b.budget for update skip locked;

@@ -86,13 +86,14 @@ begin
   select * into v_old from {{schema}}.work_budgets b where b.run_id = run_id for update;
   if not found then
     raise exception using errcode = 'WF025', message = format('the work budget of run %s is gone', run_id), detail = jsonb_build_object('run_id', run_id)::text, hint = 'See taskq verify.';
-  elsif v_old.budget = budget then
+  end if;
+  -- Whatever can be seen from here, and whatever it is set to: what was left due meanwhile, by who found the row taken, is told of as well.
+  perform pg_notify('{{schema}}_due', run_id::text);
+  if v_old.budget = budget then
     return 'already';
   end if;
   update {{schema}}.work_budgets b set budget = set_work_budget.budget where b.run_id = v_old.run_id;
   perform {{schema}}.note('set_work_budget', run_id::text, actor, reason, jsonb_build_object('budget', budget, 'was', v_old.budget, 'begun', v_old.begun));
-  -- Whatever can be seen from here: what was left due meanwhile, by who found the row taken, is told of as well.
-  perform pg_notify('{{schema}}_due', run_id::text);
   return 'set';
 end $$;
 comment on function {{schema}}.set_work_budget(uuid, bigint, text, text) is

@@ -156,6 +156,23 @@ def test_the_pages_and_items_of_an_emit_count_and_wait(conn: Conn) -> None:
     assert (info(conn, made.run)["status"], violations(conn, "all")) == ("succeeded", [])
 
 
+def test_a_page_that_waited_for_its_budget_is_asked_for_while_items_fill_at_once(conn: Conn) -> None:
+    made = emitted(conn, work_budget=5, ahead=10, at_once=1)
+    page(conn, made, [1], "more")
+    # The one item that may run runs on, and the page that comes next is beside it.
+    assert set(take(conn, made.worker, "each")) == {"each"}
+    page(conn, made, [2], "still more")
+    assert budget(conn, made.run) == (5, 5, 0, 2)
+    assert carried_on(conn) == []
+    allow(conn, made.run, 100)
+    assert carried_on(conn) == [child_of(conn, made.run)]
+    assert budget(conn, made.run)[1] == 6
+    page(conn, made, [])
+    # What waits for its turn is nothing to carry on.
+    assert carried_on(conn) == []
+    assert violations(conn, "all") == []
+
+
 def test_a_child_run_that_declares_a_budget_brings_it_with_it(conn: Conn) -> None:
     made = family(conn, work_budget=2, inner={"work_budget": 2})
     # a and the job that waits for the child; then the child's own two.

@@ -86,6 +86,8 @@ async def test_a_worker_that_lost_its_lease_cancels_its_bodies_and_starts_over(
         gates.open("gate2")
         # Both at once, so that the body's own last words cannot come in between.
         async with aconn.transaction():
+            # Locked as mark_lost locks it: after a claim that is on its way, and no other comes in between.
+            await aconn.execute("select from taskq.workers where id = $1 for update", first)
             if how == "row deleted":
                 await aconn.execute("delete from taskq.workers where id = $1", first)
             else:

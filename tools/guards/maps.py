@@ -98,8 +98,8 @@ OF_MAPS: tuple[Guard, ...] = (
         "maps",
         "what waits for its turn is not carried on",
         "run_views",
-        "continue when not found or {{schema}}.room_for_items(v_run) <= 0;",
-        "continue when not found;",
+        "continue when not found or {{schema}}.room_for_items(v_run) <= 0\n",
+        "continue when not found\n",
         MAPS + "test_nodes_are_written_a_little_ahead_of_their_jobs",
     ),
     ends(

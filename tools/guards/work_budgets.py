@@ -52,6 +52,19 @@ OF_WORK_BUDGETS: tuple[Guard, ...] = (
         RACES + "test_more_that_is_allowed_while_an_end_finds_nothing_left_reaches_what_waits",
     ),
     budgets(
+        "one that is set to what it is tells the leader, too",
+        "  end if;\n  -- Whatever can be seen from here",
+        "  elsif v_old.budget = budget then\n    return 'already';\n  end if;\n  -- Whatever can be seen from here",
+        RACES + "test_a_budget_that_is_set_to_what_it_is_tells_whom_it_kept_from_it",
+    ),
+    budgets(
+        "a page that waited for its budget does not wait for the turn of an item",
+        "(v_run.pages is null or not exists (",
+        "(true or not exists (",
+        "test_a_page_that_waited_for_its_budget_is_asked_for_while_items_fill_at_once",
+        "run_views",
+    ),
+    budgets(
         "what could not be made is given back",
         "set begun = b.begun - p_n where",
         "set begun = b.begun where",

@@ -126,3 +126,19 @@ def test_an_end_beside_more_that_is_being_allowed_waits_for_nobody(dsn: str, con
     assert carry_on(conn) == [run]
     do(conn, worker, "b")
     assert violations(conn, "all") == []
+
+
+def test_a_budget_that_is_set_to_what_it_is_tells_whom_it_kept_from_it(dsn: str, conn: Conn) -> None:
+    worker = worker_for(conn)
+    run = start(conn, store(conn, [node("a"), node("b")], [edge(0, 1)], work_budget=5))
+    claims = take(conn, worker, "a")
+    with sessions(dsn) as [allowing, ending], psycopg.connect(dsn, autocommit=True) as told:
+        allowing.begin()
+        assert allowing.do(lambda c: one(c, ALLOW, run, 5)) == "already"
+        ending.do(lambda c: finish(c, worker, claims["a"]))
+        assert carry_on(conn) == []
+        told.execute("listen taskq_due")
+        allowing.commit()
+        assert next(told.notifies(timeout=BOUND)).payload == str(run)
+    assert carry_on(conn) == [run]
+    assert list(take(conn, worker, "b")) == ["b"]
