@@ -49,7 +49,7 @@ create table {{schema}}.jobs (
     when 'pending' then claimed_by is null and claimed_at is null and held_reason is null
     when 'running' then claimed_by is not null and claimed_at is not null and claim_epoch > 0 and held_reason is null
     when 'unknown' then claimed_by is not null and claimed_at is not null and claim_epoch > 0 and held_reason is null
-    when 'held' then claimed_by is null and claimed_at is null and held_reason is not null and held_reason in ('signal', 'limit', 'ordering', 'paused', 'run', 'child')
+    when 'held' then claimed_by is null and claimed_at is null and held_reason is not null and held_reason in ('signal', 'limit', 'ordering', 'paused', 'run', 'child', 'incident')
     else false end),
   constraint jobs_effect_class check (case effect_class when 'idempotent' then true when 'pure' then true when 'side_effecting' then coalesce(required_worker_schema, 0) >= 2 else false end),
   constraint jobs_counters check (priority between 0 and 9 and max_attempts >= 1 and claim_epoch >= 0 and attempt >= 0
@@ -107,7 +107,7 @@ comment on column {{schema}}.jobs.effect_class is 'pure, idempotent or side_effe
 comment on column {{schema}}.jobs.queue is 'The queue; workers subscribe to queues.';
 comment on column {{schema}}.jobs.task is 'The registered name of the task.';
 comment on column {{schema}}.jobs.policy_id is 'The resolved policy that was in force at enqueue; a row of policies.';
-comment on column {{schema}}.jobs.held_reason is 'Why a held job waits: signal, limit, ordering, paused, run (the child run that it stands for) or child (one that its body has started).';
+comment on column {{schema}}.jobs.held_reason is 'Why a held job waits: signal, limit, ordering, paused, run (the child run that it stands for), child (one that its body has started) or incident (a grant).';
 comment on column {{schema}}.jobs.unique_scope is 'Scope of the unique key that the job holds.';
 comment on column {{schema}}.jobs.unique_key is 'The unique key that the job holds while it is in this table, and for a while after if asked.';
 comment on column {{schema}}.jobs.ordering_key is 'Jobs with one key run one at a time, in the order of their ids.';
@@ -459,3 +459,26 @@ comment on column {{schema}}.leader.server_started_at is 'Start of the server at
 comment on column {{schema}}.leader.timeline is 'Timeline of the server at the last look: a new one shows a promotion.';
 comment on column {{schema}}.leader.quiet_until is 'Nobody is declared lost before this instant.';
 comment on column {{schema}}.leader.lease is 'How long the holder takes the role for at a time; an expires_at further off than that shows a clock that stepped back.';
+
+create table {{schema}}.preparations (
+  job_id uuid not null,
+  claim_epoch bigint not null check (claim_epoch > 0),
+  worker_id uuid not null,
+  began_at timestamptz not null,
+  answered_at timestamptz,
+  answer text check (answer in ('ready', 'pause', 'needs_approval', 'unmet', 'failed', 'exhausted')),
+  became text check (became in ('ready', 'released', 'held', 'paused', 'ended')),
+  details jsonb,
+  primary key (job_id, claim_epoch),
+  constraint preparations_whole check ((answered_at is null) = (answer is null) and (answer is null) = (became is null))
+);
+create index preparations_began on {{schema}}.preparations (began_at);
+comment on table {{schema}}.preparations is 'Each preparation that has begun, and what it has answered.';
+comment on column {{schema}}.preparations.job_id is 'The job.';
+comment on column {{schema}}.preparations.claim_epoch is 'The claim that it went on under.';
+comment on column {{schema}}.preparations.worker_id is 'The worker.';
+comment on column {{schema}}.preparations.began_at is 'When it began.';
+comment on column {{schema}}.preparations.answered_at is 'When it answered; null while it goes on, and where its claim ended before.';
+comment on column {{schema}}.preparations.answer is 'ready, pause, needs_approval, unmet, failed, or exhausted (it was not called, since nothing was granted).';
+comment on column {{schema}}.preparations.became is 'What became of the claim: ready (the attempt may begin), released (to be claimed again), held (an incident), paused (the run) or ended (a cancel had been asked for).';
+comment on column {{schema}}.preparations.details is 'What it has said.';

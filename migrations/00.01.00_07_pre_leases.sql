@@ -182,6 +182,10 @@ begin
             jsonb_build_object('type', 'Cancelled', 'message', 'cancelling was requested and its worker was lost', 'worker_id', v_job.claimed_by));
           settled := 'cancelled';
           why := 'Cancelled';
+        elsif v_job.recoveries + 1 > v_max and {{schema}}.holds_exhausted(v_job.policy_id) then
+          -- Left to hold_exhausted: its run is paused with it, whose locks come before those that are held here.
+          settled := 'exhausted';
+          why := 'RecoveryExhausted';
         elsif v_job.recoveries + 1 > v_max then
           v_job.recoveries := v_job.recoveries + 1;
           perform {{schema}}.finish(v_job, 'failed', 'lost', null, jsonb_build_object('type', 'RecoveryExhausted',
@@ -371,9 +375,9 @@ begin
        and not exists (select from {{schema}}.jobs j where j.id = o.job_id) and not exists (select from {{schema}}.history h where h.id = o.job_id)
      order by o.since limit p_limit for update of o skip locked));
   get diagnostics v_n = row_count;
-  return v_total + v_n + {{schema}}.prune_effects(p_limit) + {{schema}}.prune_orderings(p_limit) + {{schema}}.prune_runs(p_limit) + {{schema}}.prune_steps(p_limit);
+  return v_total + v_n + {{schema}}.prune_effects(p_limit) + {{schema}}.prune_orderings(p_limit) + {{schema}}.prune_runs(p_limit) + {{schema}}.prune_steps(p_limit) + {{schema}}.prune_incidents(p_limit);
 end $$;
-comment on function {{schema}}.prune(integer) is 'Forgets expired keys, ordering keys without jobs, workers that ended over a week ago, how attempts came to be unknown of jobs that retention has dropped, settled effects and steps whose jobs are gone from history, and runs that ended longer ago than history is kept; at most p_limit of each. Returns how many; repeat until 0.';
+comment on function {{schema}}.prune(integer) is 'Forgets expired keys, ordering keys without jobs, workers that ended over a week ago, how attempts came to be unknown of jobs that retention has dropped, settled effects, steps and incidents whose jobs are gone from history, and runs that ended longer ago than history is kept; at most p_limit of each. Returns how many; repeat until 0.';
 
 -- What every worker asks every few seconds, in one statement: an idle worker should cost next to nothing. The survey comes
 -- first, so that nobody waits for it at the leader's row; what it refuses must not keep this worker from leading.

@@ -105,6 +105,7 @@ begin
         detail = jsonb_build_object('job_id', job_id, 'status', v_job.status)::text,
         hint = case when v_job.status = 'unknown' then 'Decide its outcome first: taskq jobs resolve.'
           when v_job.held_reason = 'paused' then format('Its run is paused: taskq runs resume %s.', v_job.run_id)
+          when v_job.held_reason = 'incident' then 'Grant it one more recovery: taskq incidents list. Or cancel it first.'
           when v_job.held_reason = 'signal' then 'Send what it waits for: taskq jobs signal. Or cancel it first.' else 'Wait for it, or cancel it first.' end;
     end if;
     update {{schema}}.jobs j set run_at = least(j.run_at, {{schema}}.now()) where j.id = job_id;
@@ -219,9 +220,17 @@ declare
   v_bound integer;
   v_delay double precision := 0;
   v_step text;
+  v_hold boolean := false;
+  v_run uuid := (select j.run_id from {{schema}}.jobs j where j.id = p_job and p_bounded and {{schema}}.holds_exhausted(j.policy_id));
+  v_incident uuid;
 begin
   perform {{schema}}.ensure_today();
-  perform {{schema}}.lock_run_of(p_job);
+  if v_run is not null then
+    -- It may have to be paused.
+    perform {{schema}}.lock_trees('{}', array[v_run]);
+  else
+    perform {{schema}}.lock_run_of(p_job);
+  end if;
   for i in 1 .. 20 loop
     select * into v_job from {{schema}}.jobs j where j.id = p_job for update;
     exit when found;
@@ -294,8 +303,12 @@ begin
     if p_bounded then
       v_bound := {{schema}}.recovery_bound(v_job.policy_id);
       v_delay := {{schema}}.backoff(v_job.policy_id, v_job.recoveries);
+      v_hold := v_job.recoveries > v_bound and {{schema}}.holds_exhausted(v_job.policy_id);
     end if;
-    if v_job.recoveries > v_bound then
+    if v_hold then
+      v_delay := 0;
+    end if;
+    if v_job.recoveries > v_bound and not v_hold then
       perform {{schema}}.finish(v_job, 'failed', 'resolved', null, jsonb_build_object('type', 'RecoveryExhausted',
         'message', format('its effect%s did not happen, and it has been recovered %s times already, the limit is %s', ' of step ' || v_step, v_job.recoveries - 1, v_bound), 'reason', p_reason));
       v_answer := 'failed';
@@ -313,6 +326,13 @@ begin
         where j.id = p_job;
       perform {{schema}}.wake(array[v_job.queue]);
       v_answer := 'pending';
+      if v_hold then
+        v_incident := ({{schema}}.note_fault(v_job, 'body', 'recovery_exhausted', 'DidNotHappen', jsonb_build_object('type', 'RecoveryExhausted',
+          'message', format('its effect%s did not happen, and it has been recovered %s times already, the limit is %s', ' of step ' || v_step, v_job.recoveries - 1, v_bound)), 0)).id;
+        perform {{schema}}.hold_for(p_job, v_incident, {{schema}}.pause_for(v_run, 'recovery_exhausted',
+          format('the effect of job %s (%s) did not happen once too often; see taskq incidents list', p_job, v_job.task), 'taskq:recovery'));
+        v_answer := 'held';
+      end if;
     end if;
   end if;
   perform {{schema}}.note('resolve', p_job::text, p_actor, p_reason, jsonb_build_object('happened', p_happened, 'answer', v_answer, 'claim_epoch', v_epoch)

@@ -65,7 +65,7 @@ comment on column {{schema}}.runs.open_nodes is 'How many of its nodes are waiti
 comment on column {{schema}}.runs.run_epoch is 'Raised when the ended run is reopened; its jobs carry it.';
 comment on column {{schema}}.runs.generation is 'How often it has been reopened.';
 comment on column {{schema}}.runs.receipts is 'How many receipts it keeps.';
-comment on column {{schema}}.runs.status is 'running, paused, recovering, succeeded, failed or cancelled.';
+comment on column {{schema}}.runs.status is 'running, paused, recovering (the outcome of a node is unknown, and is found out), succeeded, failed or cancelled.';
 comment on column {{schema}}.runs.scheduling is 'How nodes that are ready together are put in order: number/1, by their number in the plan, within their priority.';
 comment on column {{schema}}.runs.workflow is 'The workflow.';
 comment on column {{schema}}.runs.plan_hash is 'Its plan; never changes.';
@@ -199,7 +199,7 @@ declare
 begin
   select * into v_run from {{schema}}.runs r where r.id = new.run_id;
   -- What waits for a child run tells how that has ended, also while the rest is being cancelled.
-  if v_run.status is distinct from 'running' and not (tg_op = 'INSERT' and v_run.status is not distinct from 'paused')
+  if (v_run.status in ('running', 'recovering')) is not true and not (tg_op = 'INSERT' and v_run.status is not distinct from 'paused')
      or (v_run.cancel_requested_at is not null or v_run.stopping_at is not null)
        and not (tg_op = 'UPDATE' and exists (select from {{schema}}.runs c where c.parent_node = new.id))
      or new.run_epoch is distinct from v_run.run_epoch
@@ -207,7 +207,7 @@ begin
     raise exception using errcode = 'WF023',
       message = format('job %s is a node of run %s, which is %s', new.id, new.run_id, case
         when v_run.id is null then 'not there' when new.run_epoch is null then 'newer than the job, which has no run epoch'
-        when v_run.status <> 'running' then v_run.status when new.run_epoch <> v_run.run_epoch then format('at epoch %s, not %s', v_run.run_epoch, new.run_epoch)
+        when v_run.status not in ('running', 'recovering') then v_run.status when new.run_epoch <> v_run.run_epoch then format('at epoch %s, not %s', v_run.run_epoch, new.run_epoch)
         when tg_op = 'INSERT' and v_run.cancel_requested_at is null and v_run.stopping_at is null then 'not ready for it' else 'being cancelled' end),
       detail = jsonb_build_object('job_id', new.id, 'run_id', new.run_id)::text,
       hint = case v_run.status when 'paused' then 'A node runs while its run does: taskq runs resume.'

@@ -325,7 +325,7 @@ declare
   v_run {{schema}}.runs;
 begin
   select * into v_run from {{schema}}.runs r where r.id = p_run;
-  if p_failed and v_run.status in ('running', 'paused') and v_run.stopping_at is null and v_run.cancel_requested_at is null and v_run.open_nodes > 0
+  if p_failed and v_run.finished_at is null and v_run.stopping_at is null and v_run.cancel_requested_at is null and v_run.open_nodes > 0
      and (select p.on_failure from {{schema}}.plans p where p.hash = v_run.plan_hash) = 'cancel' and {{schema}}.has_unhandled(v_run) then
     update {{schema}}.runs r set stopping_at = {{schema}}.now() where r.id = p_run;
     perform {{schema}}.stop_rest(p_run, jsonb_build_object('type', 'Cancelled', 'message', 'another node of its run has failed'));
@@ -393,6 +393,9 @@ begin
   if v_ended is null then
     return null;
   end if;
+  if v_run.status = 'recovering' then
+    perform {{schema}}.show_recovery(v_run.id);
+  end if;
   v_failed := {{schema}}.advance(v_run, v_ended, v_epochs, v_statuses, cardinality(v_ended), v_failed);
   perform {{schema}}.settle_run(v_run.id, v_failed);
   return null;
@@ -401,6 +404,23 @@ comment on function {{schema}}.node_ended() is 'Trigger: the job of a node has e
 create trigger run_goes_on after insert on {{schema}}.history for each row
   when (new.run_id is not null) execute function {{schema}}.node_ended();
 
+create function {{schema}}.live_status(p_run uuid) returns text
+  language plpgsql stable security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
+begin
+  -- From what is unknown, which is little: a run may have many nodes.
+  return case when exists (select from {{schema}}.jobs j where j.status = 'unknown' and j.run_id = p_run) then 'recovering' else 'running' end;
+end $$;
+comment on function {{schema}}.live_status(uuid) is 'The status of a run that goes on: recovering while the outcome of a node is unknown, else running.';
+
+create function {{schema}}.show_recovery(p_run uuid) returns void
+  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+begin
+  update {{schema}}.runs r set status = {{schema}}.live_status(p_run) where r.id = p_run and r.status in ('running', 'recovering') and r.status <> {{schema}}.live_status(p_run);
+end $$;
+comment on function {{schema}}.show_recovery(uuid) is 'Sets the status of a run that goes on, and is not paused, by what of it is unknown. The caller holds the root lock.';
+
 -- What else happens to the attempt of a node, on the run's record.
 create function {{schema}}.node_noted() returns trigger
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -408,11 +428,14 @@ begin
   perform from {{schema}}.runs r where r.id = new.run_id for update;
   perform {{schema}}.receipt(new.run_id, case when new.status = 'unknown' then 'unknown' when old.status = 'unknown' then 'resolved' else 'lost' end,
     (select n.ix from {{schema}}.nodes n where n.id = new.id), new.claim_epoch);
+  if 'unknown' in (old.status, new.status) then
+    perform {{schema}}.show_recovery(new.run_id);
+  end if;
   return null;
 end $$;
-comment on function {{schema}}.node_noted() is 'Trigger: an attempt of a node was lost, became unknown, or was decided not to have happened.';
+comment on function {{schema}}.node_noted() is 'Trigger: an attempt of a node was lost, became unknown, was decided not to have happened, or has told late that it goes on.';
 create trigger run_notes after update of status on {{schema}}.jobs for each row
-  when (new.run_id is not null and (new.status = 'unknown' and old.status <> 'unknown' or new.recoveries > old.recoveries)) execute function {{schema}}.node_noted();
+  when (new.run_id is not null and ((new.status = 'unknown') <> (old.status = 'unknown') or new.recoveries > old.recoveries)) execute function {{schema}}.node_noted();
 
 create function {{schema}}.admit_run(p_plan text, p_input jsonb, p_key text, p_meta jsonb, p_started_by uuid, p_parent {{schema}}.runs, p_node uuid) returns table (run_id uuid, created boolean)
   language plpgsql security definer set search_path = pg_catalog, pg_temp

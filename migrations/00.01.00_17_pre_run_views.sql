@@ -2,7 +2,9 @@
 
 create view {{schema}}.run_tree as
   select n.run_id, r.workflow, r.run_key, r.status as run_status, n.ix, {{schema}}.node_name(r.items, k.name, n.ix) as name, k.job ->> 'task' as task,
-         case n.status when 'ready' then coalesce(j.status, 'ready') else n.status end as status,
+         case when n.status <> 'ready' then n.status
+              when j.status = 'running' and exists (select from {{schema}}.preparations p where p.job_id = j.id and p.claim_epoch = j.claim_epoch and p.answer is null) then 'preparing'
+              else coalesce(j.status, 'ready') end as status,
          j.held_reason, n.id as job_id, j.claimed_by as worker_id, coalesce(j.claim_epoch, n.claim_epoch) as claim_epoch, j.attempt, n.ready_at, n.finished_at,
          b.name as blocked_by,
          case when n.status = 'waiting' then array(

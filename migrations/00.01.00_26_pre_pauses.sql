@@ -9,7 +9,8 @@ create table {{schema}}.run_pauses (
   since timestamptz not null,
   code text not null check ({{schema}}.valid_name(code)),
   reason text not null,
-  actor text not null
+  actor text not null,
+  incident uuid
 );
 comment on table {{schema}}.run_pauses is 'Why runs are paused: one row for each that is, and none for any other.';
 comment on column {{schema}}.run_pauses.run_id is 'The run.';
@@ -17,6 +18,7 @@ comment on column {{schema}}.run_pauses.since is 'Since when.';
 comment on column {{schema}}.run_pauses.code is 'The kind of reason, a short name: operator where none was given.';
 comment on column {{schema}}.run_pauses.reason is 'The reason, in words.';
 comment on column {{schema}}.run_pauses.actor is 'Who paused it, or a run above it.';
+comment on column {{schema}}.run_pauses.incident is 'The incident that it was paused for, whose grant lets it go on; null for none.';
 
 create function {{schema}}.hold_paused() returns trigger
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
@@ -86,11 +88,11 @@ declare
   v_jobs uuid[];
 begin
   v_jobs := {{schema}}.lock_waiting(v_paused);
-  update {{schema}}.runs r set status = 'running' where r.id = any(v_paused);
+  update {{schema}}.runs r set status = {{schema}}.live_status(r.id) where r.id = any(v_paused);
   delete from {{schema}}.run_pauses p where p.run_id = any(v_paused);
   update {{schema}}.loop_holds h set until = greatest(v_now, h.since) where h.job_id = any(v_paused) and h.until is null;
   foreach v_run in array v_paused loop
-    perform {{schema}}.receipt(v_run, 'recovered', null, null, 1, 'running');
+    perform {{schema}}.receipt(v_run, 'recovered', null, null, 1, (select r.status from {{schema}}.runs r where r.id = v_run));
   end loop;
   v_jobs := array(select j.id from {{schema}}.jobs j where j.id = any(v_jobs) and j.status = 'held' and j.held_reason = 'paused');
   update {{schema}}.jobs j set status = 'pending', held_reason = null where j.id = any(v_jobs);
@@ -146,7 +148,7 @@ begin
       select c.id, c.depth from below b cross join lateral (
         select o.id, o.depth from {{schema}}.runs o
          where o.parent_run = b.id and o.finished_at is null and o.cancel_requested_at is null and o.stopping_at is null offset 0) c)
-    select b.id from below b where (select r.status from {{schema}}.runs r where r.id = b.id) = 'running' order by b.depth, b.id);
+    select b.id from below b where (select r.status from {{schema}}.runs r where r.id = b.id) in ('running', 'recovering') order by b.depth, b.id);
   v_jobs := {{schema}}.lock_waiting(v_tree);
   update {{schema}}.runs r set status = 'paused' where r.id = any(v_tree);
   insert into {{schema}}.run_pauses (run_id, since, code, reason, actor)
@@ -220,7 +222,7 @@ comment on function {{schema}}.resume_run(uuid, text, text) is
 
 create view {{schema}}.paused_runs as
   select r.id as run_id, r.workflow, r.run_key, p.code, p.reason, p.actor, p.since, r.parent_run, t.id as resume,
-         n.running, n.held
+         n.running, n.held, p.incident
     from {{schema}}.runs r
     left join {{schema}}.run_pauses p on p.run_id = r.id
    cross join lateral (
@@ -234,7 +236,7 @@ create view {{schema}}.paused_runs as
        from {{schema}}.nodes o join {{schema}}.jobs j on j.id = o.id where o.run_id = r.id and o.status = 'ready') n
    where r.finished_at is null and r.status = 'paused';
 comment on view {{schema}}.paused_runs is
-  'Runs that are paused: why (code, reason), by whom and since when, how many of their bodies still run, how many jobs the pause holds, and the run to resume (itself, or the highest paused one above it).';
+  'Runs that are paused: why (code, reason), by whom and since when, how many of their bodies still run, how many jobs the pause holds, the run to resume (itself, or the highest paused one above it), and the incident that it was paused for.';
 
 create function {{schema}}.check_pauses() returns table (law integer, code text, run_id uuid, detail text)
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$

@@ -34,7 +34,19 @@ from taskq.durations import Duration
 from taskq.effects import PromisedEffect, TerminalEffect
 from taskq.errors import ConfigurationError, TaskDefinitionError, UnknownTask
 from taskq.handle import CancelAnswer, Job, JobInfo, ResolveAnswer, RetryAnswer, SignalAnswer
-from taskq.policy import UNSET, EffectClass, ExecutionPolicy, History, Ordering, PolicyLayer, Retry, Unset, resolve
+from taskq.policy import (
+    UNSET,
+    EffectClass,
+    ExecutionPolicy,
+    History,
+    OnExhausted,
+    Ordering,
+    PolicyLayer,
+    Retry,
+    Unset,
+    resolve,
+)
+from taskq.prepare import Prepared
 from taskq.promises import lower
 from taskq.reconcile import DidNotHappen, HookAnswer, StillUnknown
 from taskq.settings import check_schema
@@ -153,10 +165,13 @@ class TaskQ:
         ordering: Ordering | Unset | None = UNSET,
         cohort: Cohort | Unset | None = UNSET,
         history: History | Unset = UNSET,
+        on_exhausted: OnExhausted | Unset = UNSET,
         process: bool = False,
         reconcile: Callable[..., _Undecided | Coroutine[Any, Any, _Undecided]] | None = None,
         reconcile_steps: Mapping[str, Callable[..., HookAnswer[Any]]] | None = None,
         reconcile_retry: Retry | None = None,
+        prepare: Callable[..., Prepared | Coroutine[Any, Any, Prepared]] | None = None,
+        checks: Iterable[str] = (),
     ) -> TaskDecorator: ...
     @overload
     def task(
@@ -166,6 +181,8 @@ class TaskQ:
         reconcile: Callable[..., HookAnswer[R]],
         reconcile_steps: Mapping[str, Callable[..., HookAnswer[Any]]] | None = None,
         reconcile_retry: Retry | None = None,
+        prepare: Callable[..., Prepared | Coroutine[Any, Any, Prepared]] | None = None,
+        checks: Iterable[str] = (),
         name: str | None = None,
         queue: str | Unset = UNSET,
         priority: int | Unset = UNSET,
@@ -181,6 +198,7 @@ class TaskQ:
         ordering: Ordering | Unset | None = UNSET,
         cohort: Cohort | Unset | None = UNSET,
         history: History | Unset = UNSET,
+        on_exhausted: OnExhausted | Unset = UNSET,
         process: bool = False,
     ) -> ReconciledDecorator[R]: ...
     def task(
@@ -193,6 +211,8 @@ class TaskQ:
         reconcile: Callable[..., Any] | None = None,
         reconcile_steps: Mapping[str, Callable[..., Any]] | None = None,
         reconcile_retry: Retry | None = None,
+        prepare: Callable[..., Prepared | Coroutine[Any, Any, Prepared]] | None = None,
+        checks: Iterable[str] = (),
         **layer: Any,
     ) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", timeout="30s")``.
@@ -216,19 +236,27 @@ class TaskQ:
                 about. It takes the same parameters, and answers with what the step's function would have returned.
             reconcile_retry: What happens when a hook fails. Without it: 20 attempts, 5 s to an hour apart.
                 ``StillUnknown`` uses up none of them; the task's ``max_retry_afters`` bounds it.
+            prepare: What is called before each attempt, under the claim and before the attempt has begun. It takes the
+                parameters of the function, after an optional first ``ctx: PrepareContext``, and returns
+                ``Ready(facts)``, ``Pause(code)``, ``NeedsApproval(what)``, ``Unmet(prerequisite)`` or ``Cancelled()``.
+                It may run more than once, so it only looks. Where it fails, it is called again as ``retry.backoff``
+                says, ``max_recoveries`` times for each fault.
+            checks: Names that ``Unmet`` may give beside arguments and nodes: what ``prepare`` checks by itself.
             **layer: What the task says about the policy: queue, priority (0 to 9, higher first), retry,
                 max_attempts, timeout, deadline (from enqueue), effect_class (``"pure"``, ``"idempotent"`` or
                 ``"side_effecting"``), max_recoveries, max_retry_afters, max_snoozes, effects (what runs once the job
                 has ended: a list of ``TerminalEffect``), ordering (``"halt"`` or ``"continue"``: what becomes of the
                 rest of an ordering key while a job has failed), cohort (a ``Cohort``: how many run at once, across
                 all tasks with it), history (``"full"``, or ``"slim"``: a job that has succeeded keeps neither payload
-                nor result). Durations as ``"30s"`` or seconds. Without a retry: three attempts, about 5 s and 10 s
+                nor result), on_exhausted (``"fail"`` or ``"hold"``: what becomes of a job once its recoveries are
+                used up). Durations as ``"30s"`` or seconds. Without a retry: three attempts, about 5 s and 10 s
                 apart; one for ``side_effecting``.
 
         Raises:
             TaskDefinitionError: The function cannot be a task, the name is taken, or there is no such option.
             InvalidPolicy: An option is not valid.
         """
+        from taskq.prepare import preparation_of
         from taskq.reconcile_hooks import hook_task, refuse_hook_name, step_hooks
         from taskq.workflow.hidden import refuse_name_of_bodies
 
@@ -255,6 +283,10 @@ class TaskQ:
                 made.reconcile_task = hook_task(self, made, reconcile, retry=reconcile_retry, localns=localns)
             if reconcile_steps is not None:
                 made.reconcile_steps = step_hooks(self, made, reconcile_steps, retry=reconcile_retry, localns=localns)
+            if prepare is not None:
+                made.preparation = preparation_of(made, prepare, checks, localns)
+            elif checks:
+                raise TaskDefinitionError(f"task {made.name}: checks says nothing without a preparation; give prepare=")
             hooks = [made.reconcile_task, *made.reconcile_steps.values()]
             # First, so that a worker has published them before a job of the task can need one.
             self._tasks |= {hook.name: hook for hook in hooks if hook is not None}

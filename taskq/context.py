@@ -114,6 +114,7 @@ class JobContext:
     """
 
     __slots__ = (
+        "_facts",
         "_key_generation",
         "_logger",
         "_meta",
@@ -150,6 +151,7 @@ class JobContext:
         key_generation: int | None = None,
         services: BodyServices | None = None,
         suspends: bool = True,
+        facts: Mapping[str, Any] | None = None,
     ) -> None:
         self.job_id = job_id
         self.task = task
@@ -169,6 +171,7 @@ class JobContext:
         self._steps: Steps | None = None
         self._run: Attempt | None = None
         self._suspends = suspends
+        self._facts = facts
 
     @classmethod
     def local(cls, task: str, *, queue: str = "default") -> JobContext:
@@ -181,6 +184,14 @@ class JobContext:
         if isinstance(self._meta, str):
             self._meta = msgspec.json.decode(self._meta)
         return self._meta if isinstance(self._meta, Mapping) else {}
+
+    @property
+    def facts(self) -> Mapping[str, Any]:
+        """What preparations of its run have found out, of a plain job its own: as it stood once this one was prepared.
+
+        Empty where the task has no preparation (``prepare=``).
+        """
+        return {} if self._facts is None else self._facts
 
     @property
     def effect(self) -> EffectOrigin | None:

@@ -304,6 +304,26 @@ class ChildBehindParent(DatabaseRefusal):
     sqlstate = "WF042"
 
 
+class IncidentNotFound(DatabaseRefusal):
+    """There is no such incident."""
+
+    sqlstate = "WF043"
+
+
+class GrantStale(DatabaseRefusal):
+    """The incident is not what holds up its job, or goes on by itself: nothing was granted.
+
+    Attributes:
+        current: The incident that does hold it up, as text; None for none.
+    """
+
+    sqlstate = "WF044"
+
+    def __init__(self, message: str, *, detail: Mapping[str, Any] | None = None, hint: str | None = None) -> None:
+        super().__init__(message, detail=detail, hint=hint)
+        self.current: str | None = self.detail.get("current")
+
+
 class PlanConflict(DatabaseRefusal):
     """The run key was used for a run with another plan or input; ``run_id`` names that run."""
 
@@ -654,6 +674,14 @@ class SnoozeExhausted(TaskQError):
 
 class RecoveryExhausted(TaskQError):
     """The job was with lost workers, or its effect did not happen, more often than the policy's ``max_recoveries``."""
+
+
+class PreparationInvalid(TaskQError):
+    """What a preparation has answered is none of its answers, or says something that cannot be."""
+
+
+class PrerequisiteInvalid(TaskQError):
+    """``Unmet`` names something that is no argument of the job, no node that it waits for and no check of the task."""
 
 
 class NotProven(TaskQError):

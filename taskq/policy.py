@@ -32,6 +32,7 @@ __all__ = [
     "EffectClass",
     "ExecutionPolicy",
     "History",
+    "OnExhausted",
     "Ordering",
     "PolicyLayer",
     "Retry",
@@ -53,6 +54,7 @@ EFFECT_START_LEVEL: Final = 2
 """The capability level of workers that commit an effect start before a side-effecting body; its jobs require it."""
 Ordering: TypeAlias = Literal["halt", "continue"]
 History: TypeAlias = Literal["full", "slim"]
+OnExhausted: TypeAlias = Literal["fail", "hold"]
 
 
 class Unset(Enum):
@@ -287,6 +289,8 @@ class ExecutionPolicy:
         history: What is kept of a job that has succeeded: ``"full"``, or ``"slim"`` without payload and result. Slim
             jobs keep both where they fail, are cancelled, promise effects, belong to a run, a body or an effect, were
             resolved or reopened.
+        on_exhausted: What becomes of a job once its recoveries are used up: it has failed (``"fail"``), or is held
+            with an incident, and its run paused, until somebody grants it one more (``"hold"``).
 
     Raises:
         InvalidPolicy: A value is out of its bounds; the message names the field and the cure.
@@ -305,6 +309,7 @@ class ExecutionPolicy:
     ordering: Ordering | None = None
     cohort: Cohort | None = None
     history: History = "full"
+    on_exhausted: OnExhausted = "fail"
 
     def __post_init__(self) -> None:
         check_name("queue", self.queue)
@@ -330,6 +335,8 @@ class ExecutionPolicy:
             raise InvalidPolicy(f"cohort is {_short(self.cohort)}; give Cohort(name, limit=...) or None")
         if self.history not in ("full", "slim"):
             raise InvalidPolicy(f"history is {_short(self.history)}; give 'full' or 'slim'")
+        if self.on_exhausted not in ("fail", "hold"):
+            raise InvalidPolicy(f"on_exhausted is {_short(self.on_exhausted)}; give 'fail' or 'hold'")
 
     @property
     def required_worker_schema(self) -> int | None:
@@ -361,6 +368,7 @@ class ExecutionPolicy:
             # Its name alone: a limit that changes is no other policy.
             **({"cohort": self.cohort.name} if self.cohort else {}),
             **({"history": self.history} if self.history != "full" else {}),
+            **({"on_exhausted": self.on_exhausted} if self.on_exhausted != "fail" else {}),
         }
 
     @classmethod
@@ -378,7 +386,11 @@ class ExecutionPolicy:
             give_up_on=told.get("give_up_on") or (),
         )
         effects = tuple(PromisedEffect.from_spec(effect) for effect in spec.get("effects") or ())
-        plain = {name: spec[name] for name in ("queue", "priority", "history", *_PLAIN, *_OPTIONAL) if name in spec}
+        plain = {
+            name: spec[name]
+            for name in ("queue", "priority", "history", "on_exhausted", *_PLAIN, *_OPTIONAL)
+            if name in spec
+        }
         cohort = None if spec.get("cohort") is None else Cohort.stored(spec["cohort"])
         return cls(retry=retry, effects=effects, cohort=cohort, **plain)
 
@@ -428,6 +440,7 @@ class PolicyLayer:
     ordering: Ordering | Unset | None = UNSET
     cohort: Cohort | Unset | None = UNSET
     history: History | Unset = UNSET
+    on_exhausted: OnExhausted | Unset = UNSET
     effects: Iterable[TerminalEffect] | Unset = UNSET
 
     def __post_init__(self) -> None:

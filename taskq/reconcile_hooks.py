@@ -290,12 +290,7 @@ class _Hook:
             step=self.step,
             occurrence=occurrence,
         )
-        # With the task's defaults for what the job left out: the hook sees what the body saw.
-        bound = self._signature.bind(**self.task.codec.decode(payload))
-        bound.apply_defaults()
-        rest = next((p.name for p in self._signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
-        kwargs = dict(bound.arguments)
-        kwargs |= kwargs.pop(rest) if rest is not None else {}
+        kwargs = with_defaults(self._signature, self.task.codec.decode(payload))
         return about, (about,) if self.takes_context else (), kwargs
 
     def read(self, answer: object) -> _Decision:
@@ -382,12 +377,8 @@ def _checked(
             f"task {name}: its hook{of_step} is a generator; return the answer instead of yielding"
         )
     hints = hints_of(fn, f"{name}, hook {fn.__name__}", {**_NAMES, **(localns or {})})
-    wanted = list(inspect.signature(task.fn).parameters.values())[1 if task.takes_context else 0 :]
-    given = list(inspect.signature(fn).parameters.values())
-    takes_context = bool(given) and hints.get(given[0].name) is ReconcileContext
-    if takes_context:
-        del given[0]
-    _compare(task, f"hook {fn.__name__}{of_step}", wanted, given, hints, hints_of(task.fn, name, localns))
+    takes_context = refuse_unlike(task, f"hook {fn.__name__}{of_step}", fn, ReconcileContext, localns, hints)
+    wanted = _parameters(task)
     # Of the whole body, the task says what it gives.
     gives = (
         Any if step is None else readable(name, f"what its hook{of_step} finds", _happened(hints.get("return", Any)))
@@ -406,6 +397,58 @@ def _is_typed(answer: Any) -> bool:
     return typing.get_origin(answer) is Happened and not isinstance(typing.get_args(answer)[0], typing.TypeVar)
 
 
+def with_defaults(signature: inspect.Signature, given: Mapping[str, Any]) -> dict[str, Any]:
+    """A job's arguments with the task's defaults for what it left out: a hook sees what the body sees."""
+    bound = signature.bind(**given)
+    bound.apply_defaults()
+    rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+    kwargs = dict(bound.arguments)
+    return kwargs | (kwargs.pop(rest) if rest is not None else {})
+
+
+def signature_of(task: Task[..., Any]) -> inspect.Signature:
+    """A task's signature without its context."""
+    return inspect.Signature(_parameters(task))
+
+
+def refuse_unlike(
+    task: Task[..., Any],
+    hook: str,
+    fn: Callable[..., Any],
+    context: type,
+    localns: Mapping[str, Any] | None,
+    hints: Mapping[str, Any] | None = None,
+) -> bool:
+    """Refuse a function of a task that cannot be called with every job's arguments, or reads them as something else.
+
+    Args:
+        task: The task.
+        hook: What the function is called in the message.
+        fn: The function.
+        context: What its first parameter is annotated as, if it takes its context.
+        localns: Names of the place where both are defined, for annotations that are text.
+        hints: What it is annotated with, where that is known.
+
+    Returns:
+        Whether it takes its context.
+
+    Raises:
+        TaskDefinitionError: It does not fit; the message says what.
+    """
+    known = {context.__name__: context}
+    hints = hints_of(fn, f"{task.name}, {hook}", {**known, **(localns or {})}) if hints is None else hints
+    given = list(inspect.signature(fn).parameters.values())
+    takes_context = bool(given) and hints.get(given[0].name) is context
+    if takes_context:
+        del given[0]
+    _compare(task, hook, _parameters(task), given, hints, hints_of(task.fn, task.name, localns), context)
+    return takes_context
+
+
+def _parameters(task: Task[..., Any]) -> list[inspect.Parameter]:
+    return list(inspect.signature(task.fn).parameters.values())[1 if task.takes_context else 0 :]
+
+
 def _compare(
     task: Task[..., Any],
     hook: str,
@@ -413,20 +456,21 @@ def _compare(
     given: list[inspect.Parameter],
     hints: Mapping[str, Any],
     task_hints: Mapping[str, Any],
+    context: type,
 ) -> None:
     """Refuse a hook that cannot be called with every job's arguments, or reads them as something else."""
 
     def refuse(what: str) -> TaskDefinitionError:
         shown = ", ".join(map(_name, wanted))
         return TaskDefinitionError(
-            f"task {task.name}: its {hook} {what}; a hook takes the same parameters as its task "
-            f"({shown or 'none'}), after an optional ctx: ReconcileContext"
+            f"task {task.name}: its {hook} {what}; a {hook.partition(' ')[0]} takes the same parameters as its task "
+            f"({shown or 'none'}), after an optional ctx: {context.__name__}"
         )
 
     for p in given:
         if hints.get(p.name) is JobContext:
             raise refuse(f"takes {p.name}: JobContext, which is the body's")
-        if hints.get(p.name) is ReconcileContext:
+        if hints.get(p.name) is context:
             raise refuse(f"takes its context {p.name} elsewhere than first")
         if p.kind in (p.POSITIONAL_ONLY, p.VAR_POSITIONAL):
             raise refuse(f"takes {_name(p)} by position, and it is called by name")

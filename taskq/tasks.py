@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from taskq.app import TaskQ
     from taskq.durations import Duration
     from taskq.effects import TerminalEffect
+    from taskq.prepare import Preparation
     from taskq.workflow.definition import BoundNode
     from taskq.workflow.emits import Page, Pages
     from taskq.workflow.symbols import HasStep, Mapped
@@ -115,6 +116,7 @@ class Task(_Enqueues[P, R]):
         required_worker_schema: The capability level that its jobs require of a worker; None for none.
         reconcile_task: The hidden task that asks its reconcile hook; None without one.
         reconcile_steps: Those that ask the hooks of its side-effecting steps, by the name of the step.
+        preparation: What is called before each attempt; None for nothing.
     """
 
     __slots__ = (
@@ -127,6 +129,7 @@ class Task(_Enqueues[P, R]):
         "is_async",
         "layer",
         "name",
+        "preparation",
         "process",
         "reconcile_steps",
         "reconcile_task",
@@ -156,6 +159,7 @@ class Task(_Enqueues[P, R]):
         self.required_worker_schema = app.resolve_policy(layer).required_worker_schema
         self.reconcile_task: Task[..., Any] | None = None
         self.reconcile_steps: Mapping[str, Task[..., Any]] = {}
+        self.preparation: Preparation | None = None
         self._plain = CallOptions()
         with suppress(UnknownTask):  # an effect may name a task that is defined further down
             self._plain_spec  # noqa: B018

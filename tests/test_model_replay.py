@@ -36,7 +36,7 @@ from sql import (
     start_effects,
     unknown,
 )
-from worker_kit import Gates, outcomes, until_status
+from worker_kit import Gates, declare_lost, outcomes, until_status
 
 from taskq import JobContext, OutcomeUnknown, Retry, RetryAfter, Snooze, TaskQ, constant
 from taskq.worker import Worker, WorkerOptions
@@ -141,8 +141,7 @@ async def test_what_a_real_worker_did_is_a_path_of_the_model(aconn: asyncpg.Conn
         await gates.until_reached("unsure")
         async with aconn.transaction():
             await aconn.execute("select taskq.cancel($1)", unsure.id)
-            await aconn.execute("update taskq.workers set status = 'lost', ended_at = now() where status = 'live'")
-            await aconn.execute("select * from taskq.settle_lost()")
+            await declare_lost(aconn)
         gates.open("lost")
         await until_status(aconn, lost.id, "succeeded")
         for job in (waiting, signalled):
@@ -202,9 +201,7 @@ async def test_side_effects_that_a_real_worker_had_are_a_path_of_the_model(aconn
         for how, happened in (("unsure", True), ("unsure, never", False)):
             await aconn.fetchval("select taskq.resolve($1, $2, null, 'looked')", jobs[how], happened)
             await until_status(aconn, jobs[how], "succeeded")
-        async with aconn.transaction():
-            await aconn.execute("update taskq.workers set status = 'lost', ended_at = now() where status = 'live'")
-            await aconn.execute("select * from taskq.settle_lost()")
+        await declare_lost(aconn)
         assert (await until_status(aconn, jobs["lost"], "unknown"))["claim_epoch"] == 1
         gates.open("lost")
         await until_status(aconn, jobs["lost"], "succeeded")

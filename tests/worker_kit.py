@@ -92,6 +92,24 @@ def claim_of(task: str, **values: Any) -> Claim:
     return Claim(**(whole | values))
 
 
+async def declare_lost(aconn: asyncpg.Connection, worker: UUID | None = None) -> None:
+    """Declare workers lost, all or one, and settle what they had.
+
+    Locked first, as ``mark_lost`` does: a claim that is on its way comes before. And all at once, so that nothing which
+    a worker says or notices comes in between.
+    """
+    async with aconn.transaction():
+        await aconn.execute(
+            "select from taskq.workers w where $1::uuid is null or w.id = $1 order by w.id for update", worker
+        )
+        await aconn.execute(
+            "update taskq.workers set status = 'lost', lease_expires_at = now(), ended_at = now()"
+            " where ($1::uuid is null or id = $1) and status in ('live', 'draining')",
+            worker,
+        )
+        await aconn.execute("select * from taskq.settle_lost()")
+
+
 async def status_of(aconn: asyncpg.Connection, job: UUID) -> str:
     value: str = await aconn.fetchval("select status from taskq.all_jobs where id = $1", job)
     return value

@@ -35,6 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "jobs": ("taskq.cli.jobs", "Look at jobs and steer them."),
     "effects": ("taskq.cli.effects", "Look at terminal effects, settle and retry them."),
     "runs": ("taskq.cli.runs", "Look at runs of workflows, pause, cancel and retry them."),
+    "incidents": ("taskq.cli.incidents", "Look at what holds up jobs, and grant one more recovery."),
     "workflows": ("taskq.cli.workflows", "Look at an app's workflows and their plans."),
     "queues": ("taskq.cli.queues", "Look at queues, pause and resume them."),
     "orderings": ("taskq.cli.orderings", "Look at ordering keys, and let halted ones go on."),

@@ -1,4 +1,4 @@
-"""``taskq runs list | show | tree | wait | signal | pause | resume | budget | cancel | retry``: runs, and steering."""
+"""``taskq runs list | show | tree | wait | signal | pause | resume | budget | grant | cancel | retry``: runs."""
 
 from __future__ import annotations
 
@@ -414,6 +414,46 @@ def budget(
 
 
 @app.command()
+def grant(
+    id_: IdArgument,
+    reason: WhyOption,
+    incident: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--incident",
+            help="Only this one; may be repeated. Else all that wait for it.",
+            metavar="ID",
+            show_default=False,
+        ),
+    ] = None,
+    as_json: JsonOption = False,
+    dsn: DsnOption = None,
+    schema: SchemaOption = None,
+) -> int:
+    """Grant the nodes of a run that incidents hold up exactly one more recovery each; a pause for that is over.
+
+    Answers granted, already, or paused: it is granted, and the run is paused for another reason, so resume it. Exit
+    code 1 where nothing of the run waits for a grant. Child runs have incidents of their own: taskq incidents list.
+    """
+    from taskq.cli.database import job_id, open_database
+    from taskq.cli.incidents import grant_all
+    from taskq.cli.output import ExitCode, note, show
+
+    run = job_id(id_, "run")
+    with open_database(dsn, schema) as database:
+        if not database.rows("run", run):
+            return _not_found(run, [], [], as_json=as_json)
+        waiting = [row["id"] for row in database.rows("current_incidents", run)]
+        wanted = waiting if incident is None else [job_id(each, "incident") for each in incident]
+        if not wanted:
+            show([], ["id", "answer"], as_json=as_json, empty="nothing of it waits for a grant")
+            if not as_json:
+                note("taskq runs tree shows what it waits for")
+            return ExitCode.FAILED
+        return grant_all(database, wanted, reason, as_json=as_json)
+
+
+@app.command()
 def cancel(
     id_: IdArgument,
     reason: ReasonOption = None,
@@ -537,8 +577,8 @@ def _in_short(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _status(run: dict[str, Any]) -> str:
-    if run["status"] == "running" and run["cancel_requested_at"] is not None:
-        return "running, cancelling"
+    if run["status"] in ("running", "recovering") and run["cancel_requested_at"] is not None:
+        return f"{run['status']}, cancelling"
     if run["status"] == "paused" and run["paused_code"] is not None:
         return f"paused ({run['paused_code']})"
     return str(run["status"])
@@ -546,6 +586,8 @@ def _status(run: dict[str, Any]) -> str:
 
 def _resuming(run: dict[str, Any]) -> str:
     """The command with which a paused run goes on."""
+    if run["paused_incident"] is not None:
+        return f"taskq runs grant {run['id']} --reason WHAT_WAS_DONE"
     return f"taskq runs resume {run['resume']} --reason WHY"
 
 

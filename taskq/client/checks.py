@@ -113,6 +113,18 @@ def check_work_budget(run_id: object, budget: object, reason: object, actor: obj
     return run, budget, said, who
 
 
+def check_grant(incident: object, reason: object, actor: object) -> tuple[Any, ...]:
+    """The arguments of granting one more recovery.
+
+    Raises:
+        InvalidRequest: One is not valid.
+    """
+    wanted, said, who = check_steering(incident, reason, actor, "incident")
+    if said is None or not said.strip():
+        raise InvalidRequest("one more recovery is granted for a reason; say what was done, it goes on the record")
+    return wanted, said, who
+
+
 def check_signal(job_id: object, name: object, payload: object, key: object) -> tuple[str, str, str, str | None]:
     """The arguments of a signal.
 

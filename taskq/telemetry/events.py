@@ -37,12 +37,14 @@ def events_of(transition: Transition) -> tuple[str, ...]:
     match transition.function:
         case "claim" | "claim_suspect":
             return ("job.claimed",)
-        case "settle_lost":
+        case "settle_lost" | "hold_exhausted":
             return ("job.settled",)
         case "sweep":
             return ("job.expired",)
         case "answer_reconcile":
             return ("job.resolved",)
+        case "end_preparation":
+            return ("job.not_prepared",)
         case "end_step":
             return ("job.step_told_late",)
         case "end_attempts" if transition.target in ("pending", "held"):

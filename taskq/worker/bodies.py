@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 import types
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,19 +33,18 @@ class Threads:
         self._pool: ThreadPoolExecutor | None = None
 
     def run(
-        self, run: Running, task: Task[..., Any], kwargs: dict[str, Any]
+        self, run: Running, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> asyncio.Future[tuple[Any, BaseException | None]]:
         """Run a function in a thread; the future gives what it returned, or what it raised."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._size, thread_name_prefix="taskq-body")
         context = contextvars.copy_context()
-        args = (run.context,) if task.takes_context else ()
 
         def body() -> tuple[Any, BaseException | None]:
-            threading.current_thread().name = f"taskq-body {task.name} {run.claim.job_id}"
+            threading.current_thread().name = f"taskq-body {run.claim.task} {run.claim.job_id}"
             value, error = None, None
             try:
-                value = context.run(task.fn, *args, **kwargs)
+                value = context.run(fn, *args, **kwargs)
             except BaseException as exc:
                 # Handed over as a value: a future refuses to hold StopIteration, and then never ends.
                 error = exc

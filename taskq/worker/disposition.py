@@ -12,6 +12,7 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+from uuid import UUID
 
 from taskq import errors
 from taskq.outcomes import OutcomeUnknown, RetryAfter, Snooze, is_suspension
@@ -69,9 +70,19 @@ class FencedOut:
     """The attempt was another's before its body was called: there is nothing to say about it."""
 
 
+@dataclass(frozen=True, slots=True)
+class NotPrepared:
+    """Its preparation has kept it from the attempt, and the database has taken the claim back with that."""
+
+    answer: str
+    became: str
+    incident: UUID | None
+    why: str | None
+
+
 UnknownReason = Literal["timed_out", "process_died", "shutdown", "told", "not_confirmed"]
 ReleaseReason = Literal["shutdown", "lease", "stale", "stopped"]
-BodyEnd = Returned | Raised | Suspends | RaisedElsewhere | Interrupted | Unproven | FencedOut
+BodyEnd = Returned | Raised | Suspends | RaisedElsewhere | Interrupted | Unproven | FencedOut | NotPrepared
 _LAST: Final = (
     errors.PayloadError,
     errors.ResultNotStorable,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import inspect
 import math
 import types
 from collections import deque
@@ -23,6 +24,7 @@ from uuid import UUID
 from taskq import errors
 from taskq.context import BodyServices
 from taskq.policy import ExecutionPolicy
+from taskq.prepare import Preparation
 from taskq.tasks import Task
 from taskq.telemetry import get_logger
 from taskq.worker.bodies import Threads, drive, returned, self_cancelled
@@ -31,6 +33,7 @@ from taskq.worker.disposition import BodyEnd, FencedOut, Interrupted, Raised, Re
 from taskq.worker.effect_start import EffectStart
 from taskq.worker.forked import Home
 from taskq.worker.leftovers import holders
+from taskq.worker.preparing import Preparer
 from taskq.worker.process_body import ProcessBody
 from taskq.worker.process_pool import Launch, ProcessPool
 from taskq.worker.report import steps_left
@@ -60,6 +63,7 @@ class Executor:
             the loop goes on where it was, and claims may long be another worker's.
         launch: How child processes are started, for tasks with ``process=True``.
         ask: Asks for the effect start of a side-effecting claim.
+        preparer: Prepares the attempts of tasks that have a preparation.
     """
 
     def __init__(
@@ -70,12 +74,14 @@ class Executor:
         may_start: Callable[[], bool] = lambda: True,
         launch: Launch | None = None,
         ask: Callable[[Claim], EffectStart] | None = None,
+        preparer: Preparer | None = None,
     ) -> None:
         self._tasks = tasks
         self._concurrency = concurrency
         self._on_end = on_end
         self._may_start = may_start
         self._ask = ask
+        self._preparer = preparer
         self._ready: deque[tuple[Claim, ExecutionPolicy]] = deque()
         self._idle: list[asyncio.Future[None]] = []
         self._baton = False
@@ -285,11 +291,15 @@ class Executor:
         run.task = me
         self.running[claim.job_id] = run
         self._empty.clear()
-        end: BodyEnd
+        end: BodyEnd | None = None
         try:
             if policy.timeout is not None:
                 self._sweeper.watch()
-            if claim.effect_class == "side_effecting":
+            if task.preparation is not None:
+                end = await self._prepare(run, task, task.preparation)
+            if end is not None:
+                pass
+            elif claim.effect_class == "side_effecting":
                 end = await self._run_effect(run, task)
             else:
                 end = await self._run_body(run, task)
@@ -330,6 +340,23 @@ class Executor:
             with suppress(asyncio.CancelledError):
                 await asyncio.sleep(0)
 
+    async def _prepare(self, run: Running, task: Task[..., Any], preparation: Preparation) -> BodyEnd | None:
+        if self._preparer is None:
+            return Interrupted("shutdown", started=False)
+        return await self._preparer.prepare(run, task, preparation, self)
+
+    @property
+    def closing(self) -> bool:
+        """Whether the consumers are being ended."""
+        return self._closing
+
+    async def call(self, run: Running, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function of a task as its bodies are called: a coroutine here, a plain function in a thread."""
+        if inspect.iscoroutinefunction(fn):
+            return await drive(fn(*args, **kwargs), contextvars.copy_context(), self._home)
+        run.thread = True
+        return await self._in_thread(run, fn, args, kwargs)
+
     async def _run_body(self, run: Running, task: Task[..., Any]) -> BodyEnd:
         if task.process:
             return await self._in_process(run, task)
@@ -339,9 +366,10 @@ class Executor:
             end = returned(task, await drive(coro, contextvars.copy_context(), self._home))
         else:
             run.thread = True
-            end = returned(task, await self._in_thread(run, task, kwargs))
+            args = (run.context,) if task.takes_context else ()
+            end = returned(task, await self._in_thread(run, task.fn, args, kwargs))
         if run.steps_left:
-            await self._until_done(self._loop.create_task(self._leave_steps(run)))
+            await self.until_done(self._loop.create_task(self._leave_steps(run)))
         return end
 
     async def _leave_steps(self, run: Running) -> None:
@@ -394,10 +422,12 @@ class Executor:
             return FencedOut()
         return Interrupted("cancel" if verdict == "cancelled" else "lease", started=False)
 
-    async def _in_thread(self, run: Running, task: Task[..., Any], kwargs: dict[str, Any]) -> Any:
-        future = self._threads.run(run, task, kwargs)
+    async def _in_thread(
+        self, run: Running, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        future = self._threads.run(run, fn, args, kwargs)
         try:
-            value, error = await self._until_done(future)
+            value, error = await self.until_done(future)
         except asyncio.CancelledError:
             self._threads_left += 1
             raise
@@ -412,13 +442,13 @@ class Executor:
         def on_start() -> None:
             run.started = self._loop.time()
 
-        run.process = ProcessBody(self._processes, task, run.claim, on_start)
-        end = await self._until_done(self._loop.create_task(run.process.run()))
+        run.process = ProcessBody(self._processes, task, run.claim, on_start, run.facts)
+        end = await self.until_done(self._loop.create_task(run.process.run()))
         if run.interrupt is not None and not isinstance(end, Returned):
             return Interrupted(run.interrupt, started=run.started < math.inf)
         return end
 
-    async def _until_done(self, future: asyncio.Future[T]) -> T:
+    async def until_done(self, future: asyncio.Future[T]) -> T:
         """Wait for what ends by itself, or by other means than a cancellation; only closing ends the wait."""
         while not future.done():
             with suppress(asyncio.CancelledError):

@@ -188,7 +188,13 @@ class Maintenance:
         async for row in self._each("settle_lost"):
             of_job = _of_job(row)
             worker_id = row["worker_id"]
-            log.warning("job.settled", **of_job, became=row["settled"], worker_id=worker_id, error_type=row["why"])
+            became = row["settled"]
+            if became == "exhausted":
+                became = (await self._conn.fetch(self._sql["hold_exhausted"], row["job_id"]))[0]["became"]
+                if became == "settled":
+                    # Somebody was first, or its end came after all.
+                    continue
+            log.warning("job.settled", **of_job, became=became, worker_id=worker_id, error_type=row["why"])
 
     async def _sweep(self) -> None:
         until = boot_clock() + SWEEP_FOR

@@ -28,6 +28,7 @@ from taskq.worker.lease import LeaseKeeper, Progress, Renewal
 from taskq.worker.maintenance import Maintenance
 from taskq.worker.options import WorkerOptions
 from taskq.worker.policies import PolicyCache
+from taskq.worker.preparing import Preparer
 from taskq.worker.process_pool import Launch
 from taskq.worker.registration import Identity, Registration
 from taskq.worker.running import effects, overlapping
@@ -78,6 +79,7 @@ class Parts:
     conn: Connection
     side: Connection
     upkeep: Connection
+    preparing: Connection
     outbox: Outbox
     starts: EffectStarts
     executor: Executor
@@ -141,7 +143,7 @@ class Parts:
         if self.keeper.is_alive():
             self.keeper.halt()
             await asyncio.to_thread(self.keeper.join, LAST_WORDS)
-        for conn in (self.conn, self.side, self.upkeep):
+        for conn in (self.conn, self.side, self.upkeep, self.preparing):
             await conn.close()
         await self._close_safe()
         return True
@@ -162,7 +164,7 @@ class Parts:
                 await self.executor.close(within=0)
                 await self.starts.close()
                 await self.registration.close()
-                closing = (c.close() for c in (self.conn, self.side, self.upkeep))
+                closing = (c.close() for c in (self.conn, self.side, self.upkeep, self.preparing))
                 await asyncio.gather(*running, *closing, self._close_safe(), return_exceptions=True)
 
 
@@ -205,9 +207,18 @@ def build_parts(
     )
     side = Connection(dsn, "taskq side", timeout=patience)
     upkeep = Connection(dsn, "taskq maintenance", timeout=120)
+    preparing = Connection(dsn, "taskq prepare", timeout=patience)
     outbox = Outbox(hooks.why_released)
     starts = EffectStarts(queries["start_effects"], side, may_start, lease_refused)
-    executor = Executor(tasks, options.concurrency, hooks.body_ended, may_start, launch, starts.ask)
+    executor = Executor(
+        tasks,
+        options.concurrency,
+        hooks.body_ended,
+        may_start,
+        launch,
+        starts.ask,
+        Preparer(queries, preparing, may_start),
+    )
     exchanger = Exchanger(
         queries=queries,
         conn=conn,
@@ -298,6 +309,7 @@ def build_parts(
         conn=conn,
         side=side,
         upkeep=upkeep,
+        preparing=preparing,
         outbox=outbox,
         starts=starts,
         executor=executor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -36,13 +36,22 @@ class ProcessBody:
         task: The task.
         claim: The attempt.
         on_start: Called once the child has begun with the body.
+        facts: What its preparation has seen; None where it has none.
     """
 
-    def __init__(self, pool: ProcessPool, task: Task[..., Any], claim: Claim, on_start: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        pool: ProcessPool,
+        task: Task[..., Any],
+        claim: Claim,
+        on_start: Callable[[], None],
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
         self._pool = pool
         self._task = task
         self._claim = claim
         self._on_start = on_start
+        self._facts = facts
         self._loop = asyncio.get_running_loop()
         self._stopped: asyncio.Future[Interrupt] = self._loop.create_future()
         self._child: Child | None = None
@@ -124,7 +133,7 @@ class ProcessBody:
                 "do": "run",
                 "task": asdict(place_of(self._task)),
                 "payload": self._claim.payload,
-                "context": told(self._claim),
+                "context": told(self._claim, self._facts),
             }
         )
         if self._told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Final, NoReturn
 from uuid import UUID
@@ -17,6 +18,7 @@ AVAILABLE: Final = frozenset(
         "claim_epoch",
         "deadline",
         "effect",
+        "facts",
         "generation",
         "idempotency_key",
         "job_id",
@@ -75,7 +77,7 @@ class ProcessContext(JobContext):
         )
 
 
-def told(claim: Claim) -> dict[str, Any]:
+def told(claim: Claim, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """What a child is told of an attempt."""
     return {
         "job_id": str(claim.job_id),
@@ -89,6 +91,7 @@ def told(claim: Claim) -> dict[str, Any]:
         "deadline": None if claim.deadline is None else claim.deadline.isoformat(),
         "meta": claim.meta,
         "key_generation": claim.key_generation,
+        "facts": facts,
     }
 
 

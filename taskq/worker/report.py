@@ -19,7 +19,7 @@ from taskq.steps import Key
 from taskq.telemetry import get_logger
 from taskq.worker.claims import Claim, Counts, End
 from taskq.worker.complete import Outbox, make_end
-from taskq.worker.disposition import Disposition, ReleaseReason
+from taskq.worker.disposition import Disposition, NotPrepared, ReleaseReason
 
 log = get_logger("worker")
 _levels: Final = logging.getLogger("taskq.worker")
@@ -139,6 +139,21 @@ def fenced_out(counts: Counts, claim: Claim) -> None:
         claim_epoch=claim.claim_epoch,
         outcome=None,
         on_record=None,
+    )
+
+
+def not_prepared(counts: Counts, claim: Claim, end: NotPrepared) -> None:
+    """Count and tell of a claim that its preparation has kept from the attempt, and the database has taken back."""
+    counts.released += 1
+    tell = log.info if end.became in ("released", "ended") else log.warning
+    tell(
+        "job.not_prepared",
+        **_of_job(claim),
+        worker_id=claim.worker_id,
+        answer=end.answer,
+        became=end.became,
+        incident=end.incident,
+        why=end.why,
     )
 
 

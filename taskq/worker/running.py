@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from taskq.context import BodyServices, JobContext
 from taskq.policy import ExecutionPolicy
@@ -21,9 +21,10 @@ RANK: Final[dict[Interrupt, int]] = {"cancel": 1, "timeout": 1, "shutdown": 2, "
 class Running:
     """One body that runs: who runs it, since when, and why it is being stopped.
 
-    Its phase is ``starting`` while a side-effecting body waits for its effect start, and ``effect`` from then on: a
-    body that may have begun an effect is told of what comes, and stopped by nothing but its timeout. While a
-    side-effecting step is under way it is ``effect`` as well; what comes meanwhile stops the body after the step.
+    Its phase is ``preparing`` while its preparation goes on, before the attempt has begun. It is ``starting`` while a
+    side-effecting body waits for its effect start, and ``effect`` from then on: a body that may have begun an effect
+    is told of what comes, and stopped by nothing but its timeout. While a side-effecting step is under way it is
+    ``effect`` as well; what comes meanwhile stops the body after the step.
     """
 
     __slots__ = (
@@ -33,6 +34,7 @@ class Running:
         "asked_at",
         "claim",
         "deaf",
+        "facts",
         "interrupt",
         "phase",
         "policy",
@@ -53,7 +55,8 @@ class Running:
         self.task: asyncio.Task[None] | None = None
         self.thread = False
         self.process: ProcessBody | None = None
-        self.phase: Literal["body", "starting", "effect"] = "body"
+        self.phase: Literal["preparing", "body", "starting", "effect"] = "body"
+        self.facts: Mapping[str, Any] | None = None
         self.interrupt: Interrupt | None = None
         self.rank = 0
         self.timed_out_at: float | None = None
@@ -80,6 +83,7 @@ class Running:
                 key_generation=claim.key_generation,
                 services=self._services,
                 suspends=claim.effect_class != "side_effecting",
+                facts=self.facts,
             )
             self._context._run = self
         return self._context
@@ -149,8 +153,9 @@ def effects(runs: Iterable[Running]) -> int:
 def overlapping(runs: Iterable[Running]) -> int:
     """How many must not outlive the lease, since each would run beside its own successor.
 
-    One that waits for its effect start is none: it is not called any more. Nor are those that may run twice, reconcile
-    hooks among them, while started effects would end with them that can still tell their outcome.
+    One that waits for its effect start is none: it is not called any more. Nor are preparations, which only look, nor
+    those that may run twice, reconcile hooks among them, while started effects would end with them that can still tell
+    their outcome.
     """
     runs = list(runs)
     spared = effects(runs) > 0

@@ -16,7 +16,7 @@ from taskq.tasks import Task
 from taskq.telemetry import get_logger
 from taskq.worker.admission import until_admitted
 from taskq.worker.claims import Claim, Counts
-from taskq.worker.disposition import BodyEnd, FencedOut, ReleaseReason, decide
+from taskq.worker.disposition import BodyEnd, FencedOut, NotPrepared, ReleaseReason, decide
 from taskq.worker.health import HealthServer
 from taskq.worker.lease import Renewal
 from taskq.worker.options import WorkerOptions
@@ -25,7 +25,7 @@ from taskq.worker.process_pool import Launch
 from taskq.worker.process_tasks import check_findable, place_of
 from taskq.worker.publish import publish
 from taskq.worker.recycle import Recycler
-from taskq.worker.report import fenced_out, keep_end
+from taskq.worker.report import fenced_out, keep_end, not_prepared
 from taskq.worker.shutdown import (
     EXIT_NOT_FLUSHED,
     EXIT_OK,
@@ -293,6 +293,10 @@ class Worker:
         """Decide what the end of a body means, and keep that until it is confirmed."""
         if isinstance(end, FencedOut):
             fenced_out(self.counts, claim)
+            return
+        if isinstance(end, NotPrepared):
+            not_prepared(self.counts, claim, end)
+            self.parts.exchanger.ended_elsewhere(claim)
             return
         if self.parts.settler.takes(claim, policy, end):
             return

@@ -218,7 +218,7 @@ class Shutdown:
         One that may have begun its effect becomes unknown.
         """
         claim = run.claim
-        timed_out = run.interrupt == "timeout"
+        timed_out = run.interrupt == "timeout" and run.phase != "preparing"
         self._abandoned.add((claim.job_id, claim.claim_epoch))
         decided = decide(claim, run.policy, Interrupted("timeout" if timed_out else "shutdown"))
         decided = replace(decided, delay=max(decided.delay, ABANDON_DELAY))

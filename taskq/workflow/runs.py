@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, cast
 from uuid import UUID
 
-from taskq.client.checks import check_job_id, check_pause, check_signal, check_steering, check_work_budget
+from taskq.client.checks import check_grant, check_job_id, check_pause, check_signal, check_steering, check_work_budget
 from taskq.client.requests import check_meta, check_run_key
 from taskq.codec import decode_any
 from taskq.db.pools import refuse_in_event_loop
@@ -35,10 +35,21 @@ R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 RunStatus: TypeAlias = Literal["running", "paused", "recovering", "succeeded", "failed", "cancelled"]
 NodeStatus: TypeAlias = Literal[
-    "waiting", "pending", "running", "held", "unknown", "blocked", "skipped", "succeeded", "failed", "cancelled"
+    "waiting",
+    "pending",
+    "preparing",
+    "running",
+    "held",
+    "unknown",
+    "blocked",
+    "skipped",
+    "succeeded",
+    "failed",
+    "cancelled",
 ]
 RunSignalAnswer: TypeAlias = Literal["given", "kept", "already"]
 PauseRunAnswer: TypeAlias = Literal["paused", "already", "finished", "cancelling"]
+GrantAnswer: TypeAlias = Literal["granted", "paused", "already"]
 SetBudgetAnswer: TypeAlias = Literal["set", "already", "finished"]
 ResumeRunAnswer: TypeAlias = Literal["resumed", "not_paused", "finished"]
 CancelRunAnswer: TypeAlias = Literal["cancelled", "requested", "succeeded", "failed", "finished", "not_found"]
@@ -50,6 +61,12 @@ log = get_logger("workflow")
 def _paused(run: UUID, code: str, answer: PauseRunAnswer) -> PauseRunAnswer:
     if answer == "paused":
         log.info("run.paused", run_id=str(run), code=code)
+    return answer
+
+
+def _granted(incident: UUID | str, answer: GrantAnswer) -> GrantAnswer:
+    if answer != "already":
+        log.info("incident.granted", incident=str(incident))
     return answer
 
 
@@ -321,6 +338,33 @@ class Run(Generic[R_co]):
         refuse_in_event_loop("resume_sync")
         answer = self._app._sync.call("resume_run", *check_pause(self.id, reason, actor)[:3])
         return _resumed(self.id, cast(ResumeRunAnswer, answer))
+
+    async def grant(self, incident: UUID | str, reason: str, *, actor: str | None = None) -> GrantAnswer:
+        """Grant the node of an incident exactly one more recovery; a pause that was for it is over.
+
+        Args:
+            incident: The incident, as ``taskq incidents list`` and the view ``open_incidents`` show it.
+            reason: What was done about it; it goes on the record.
+            actor: Who; the database's user by default.
+
+        Returns:
+            ``granted``; ``paused``, it is granted, and the run is paused for another reason, so resume it; or
+            ``already``, one is granted and not used yet.
+
+        Raises:
+            IncidentNotFound: There is no such incident.
+            GrantStale: It is not what holds up its job any more, or it goes on by itself.
+            InvalidRequest: There is no reason, or the id is none.
+        """
+        client = await self._app._open_async()
+        answer = await client.call("grant_recovery", *check_grant(incident, reason, actor))
+        return _granted(incident, cast(GrantAnswer, answer))
+
+    def grant_sync(self, incident: UUID | str, reason: str, *, actor: str | None = None) -> GrantAnswer:
+        """Like ``grant``, for code without an event loop."""
+        refuse_in_event_loop("grant_sync")
+        answer = self._app._sync.call("grant_recovery", *check_grant(incident, reason, actor))
+        return _granted(incident, cast(GrantAnswer, answer))
 
     async def set_work_budget(self, budget: int, reason: str, *, actor: str | None = None) -> SetBudgetAnswer:
         """Set how many bodies it may begin in all, with the runs below it; what waits for that goes on.

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 from helpers import aeventually
 from proxy import proxy
-from worker_kit import Events, Gates, RunWorker, outcomes, until_status
+from worker_kit import Events, Gates, RunWorker, declare_lost, outcomes, until_status
 
 from taskq import TaskQ
 from taskq.worker import Worker
@@ -247,8 +247,7 @@ async def test_an_end_that_comes_too_late_is_fenced_out_and_counted(
         await gates.until_reached()
         # Taken away and ended by somebody else; in one go, since this worker registers anew and could claim it again.
         async with aconn.transaction():
-            await aconn.execute("update taskq.workers set status = 'lost' where id = $1", worker.worker_id)
-            await aconn.execute("select * from taskq.settle_lost()")
+            await declare_lost(aconn, worker.worker_id)
             assert await aconn.fetchval("select taskq.cancel($1)", job.id) == "cancelled"
         gates.open()
         await aeventually(lambda: worker.counts.fenced_out == 1)

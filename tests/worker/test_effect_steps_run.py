@@ -13,7 +13,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 from helpers import aeventually
-from worker_kit import BOUND, Events, Gates, RunWorker, claim_of, outcomes, until_status
+from worker_kit import BOUND, Events, Gates, RunWorker, claim_of, declare_lost, outcomes, until_status
 
 from taskq import JobContext, OutcomeUnknown, Retry, RetryAfter, TaskQ, constant
 from taskq.errors import (
@@ -433,9 +433,7 @@ async def test_a_lost_worker_that_tells_late_is_heard_and_the_job_goes_on_elsewh
         first = worker.worker_id
         job = await works.enqueue()
         await gates.until_reached()
-        # In one statement: between two the worker could renew.
-        await aconn.execute("update taskq.workers set status = 'lost', lease_expires_at = now(), ended_at = now()")
-        await aconn.execute("select * from taskq.settle_lost()")
+        await declare_lost(aconn)
         assert await unknown_of(aconn, job.id) == ("worker_lost", "pay", 1)
         await aeventually(lambda: worker.worker_id != first, BOUND)
         gates.open()

@@ -11,7 +11,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 from helpers import aeventually
-from worker_kit import BOUND, Events, Gates, RunWorker, outcomes, status_of, until_status
+from worker_kit import BOUND, Events, Gates, RunWorker, declare_lost, outcomes, status_of, until_status
 
 from taskq import JobContext, TaskQ
 from taskq.errors import DatabaseUnavailable
@@ -34,12 +34,6 @@ async def by_hand(dsn: str, query: str, *args: object) -> Any:
         return await conn.fetchval(query, *args)
     finally:
         await conn.close()
-
-
-async def declare_lost(aconn: asyncpg.Connection) -> None:
-    # In one statement: between two the worker could renew.
-    await aconn.execute("update taskq.workers set status = 'lost', lease_expires_at = now(), ended_at = now()")
-    await aconn.execute("select * from taskq.settle_lost()")
 
 
 async def test_a_started_body_survives_the_loss_of_its_lease_and_its_late_end_resolves_the_job(

@@ -106,8 +106,11 @@ async def test_every_transition_is_told_and_no_payload(
     finally:
         logging.getLogger("taskq").removeHandler(handler)
     for t in TOLD:
-        if t.function in ("answer_reconcile", "end_step") or (t.function, t.target) == ("end_attempts", "unknown"):
-            continue  # test_hooks_asked, test_effect_steps_run and test_effects have these
+        if t.function in ("answer_reconcile", "end_step", "end_preparation", "hold_exhausted") or (
+            t.function,
+            t.target,
+        ) == ("end_attempts", "unknown"):
+            continue  # test_hooks_asked, test_effect_steps_run, test_prepared and test_effects have these
         job = ids[case_of(t)]
         found = [e for e in events.records if e.get("job_id") == str(job) and e["event"] in events_of(t)]
         assert found, (t, [e for e in events.records if e.get("job_id") == str(job)])

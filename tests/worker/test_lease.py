@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from helpers import aeventually
 from proxy import proxy
-from worker_kit import Events, Gates, RunWorker, outcomes
+from worker_kit import Events, Gates, RunWorker, declare_lost, outcomes
 
 from taskq import TaskQ
 from taskq.worker import Worker
@@ -84,15 +84,13 @@ async def test_a_worker_that_lost_its_lease_cancels_its_bodies_and_starts_over(
         job = await waits.enqueue(1)
         await gates.until_reached("gate1")
         gates.open("gate2")
-        # Both at once, so that the body's own last words cannot come in between.
-        async with aconn.transaction():
-            # Locked as mark_lost locks it: after a claim that is on its way, and no other comes in between.
-            await aconn.execute("select from taskq.workers where id = $1 for update", first)
-            if how == "row deleted":
+        if how == "row deleted":
+            # Both at once, so that the body's own last words cannot come in between.
+            async with aconn.transaction():
                 await aconn.execute("delete from taskq.workers where id = $1", first)
-            else:
-                await aconn.execute("update taskq.workers set status = 'lost', ended_at = now() where id = $1", first)
-            await aconn.execute("select * from taskq.settle_lost()")
+                await aconn.execute("select * from taskq.settle_lost()")
+        else:
+            await declare_lost(aconn, first)
         await aeventually(lambda: cancelled == ["gate1"])
         gates.open("gate1")
         # It goes on under a new id, and does the same job again.

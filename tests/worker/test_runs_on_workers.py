@@ -12,7 +12,7 @@ import pytest
 from effects_kit import effect
 from helpers import aeventually
 from runs_kit import edge, node, plan_text, result_of
-from worker_kit import BOUND, Gates, RunWorker
+from worker_kit import BOUND, Gates, RunWorker, declare_lost
 
 from taskq import JobContext, TaskQ
 
@@ -189,8 +189,7 @@ async def test_a_member_whose_worker_was_lost_runs_again_and_its_run_goes_on(
         run = await start(aconn, plan)
         await gates.until_reached("first")
         # As if it had been declared lost while its body runs: the claim is settled, and its late end fenced out.
-        await aconn.execute("update taskq.workers set status = 'lost', ended_at = now()")
-        await aconn.execute("select taskq.settle_lost()")
+        await declare_lost(aconn)
         gates.open("first")
         assert await until_ended(aconn, run, within=30) == {"succeeded": 1}
     kinds = await aconn.fetch("select kind from taskq.receipts where run_id = $1 order by sequence", run)

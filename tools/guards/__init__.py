@@ -37,8 +37,9 @@ FILES = {
     "effect_steps": "00.01.00_25_pre_effect_steps.sql",
     "pauses": "00.01.00_26_pre_pauses.sql",
     "work_budgets": "00.01.00_27_pre_work_budgets.sql",
-    "invariants": "00.01.00_28_pre_invariants.sql",
-    "roles": "00.01.00_29_pre_roles.sql",
+    "incidents": "00.01.00_28_pre_incidents.sql",
+    "invariants": "00.01.00_29_pre_invariants.sql",
+    "roles": "00.01.00_30_pre_roles.sql",
 }
 
 

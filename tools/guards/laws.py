@@ -124,7 +124,7 @@ LAWS: tuple[Guard, ...] = (
         "5",
         "constraint jobs_status: held has a known reason",
         "tables",
-        "and held_reason in ('signal', 'limit', 'ordering', 'paused', 'run', 'child')",
+        "and held_reason in ('signal', 'limit', 'ordering', 'paused', 'run', 'child', 'incident')",
         "",
         BORN,
     ),

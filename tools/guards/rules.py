@@ -255,7 +255,7 @@ RULES: tuple[Guard, ...] = (
         "unknown",
         "a hook runs a job again within a bound",
         "operate",
-        "if v_job.recoveries > v_bound then",
+        "if v_job.recoveries > v_bound and not v_hold then",
         "if false then",
         RECONCILE + BOUNDED,
     ),

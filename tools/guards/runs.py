@@ -44,8 +44,8 @@ def decides(what: str, part: str, instead: str, *tests: str) -> Guard:
 OF_RUNS: tuple[Guard, ...] = (
     run(
         "guard: the run is running",
-        "if v_run.status is distinct from 'running' and not (tg_op = 'INSERT' and v_run.status is not distinct from "
-        "'paused')\n     or ",
+        "if (v_run.status in ('running', 'recovering')) is not true and not (tg_op = 'INSERT' and v_run.status is not "
+        "distinct from 'paused')\n     or ",
         "if ",
         NOT_LIVE,
     ),
@@ -150,7 +150,7 @@ OF_RUNS: tuple[Guard, ...] = (
     ends("what is lost is on record", " or new.recoveries > old.recoveries)) execute", ")) execute", ON_RECORD),
     ends(
         "what is unknown is on record",
-        "(new.status = 'unknown' and old.status <> 'unknown' or ",
+        "((new.status = 'unknown') <> (old.status = 'unknown') or ",
         "(",
         ON_RECORD,
     ),
@@ -311,8 +311,8 @@ OF_RUNS: tuple[Guard, ...] = (
     ),
     ends(
         "stop: a failure stops the rest",
-        "if p_failed and v_run.status in",
-        "if false and v_run.status in",
+        "if p_failed and v_run.finished_at",
+        "if false and v_run.finished_at",
         STOPPED,
     ),
     ends(

@@ -263,6 +263,22 @@ def paused_runs(patient: Patient) -> Finding:
     )
 
 
+def incidents(patient: Patient) -> Finding:
+    """Whether jobs wait for somebody to grant them one more recovery."""
+    rows = patient.database.rows("incidents")
+    if not rows:
+        return ok("no job waits for a grant")
+    first = rows[0]
+    of = f"job {first['job']}" if first["run"] is None else f"job {first['job']} of run {first['run']}"
+    return warn(
+        f"{counted(len(rows), 'job')} held by incidents, {of} ({first['task']}) for {span(first['since'])}: "
+        f"{first['code']}: {first['message']}",
+        means="it is not begun again by itself; a run paused for it starts nothing, and deadlines go on counting",
+        cure=f"taskq incidents show {first['id']}; then taskq incidents grant {first['id']} --reason WHAT_WAS_DONE, or "
+        "cancel it",
+    )
+
+
 def work_budgets(patient: Patient) -> Finding:
     """Whether runs wait since their work budget is spent."""
     rows = patient.database.rows("work_budgets")
@@ -322,6 +338,7 @@ CHECKS: dict[str, Check] = {
     "orderings": orderings,
     "runs": runs,
     "paused_runs": paused_runs,
+    "incidents": incidents,
     "work_budgets": work_budgets,
     "ahead": ahead,
     "run_epochs": run_epochs,

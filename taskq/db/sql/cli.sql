@@ -314,7 +314,7 @@ select r.id::text as id, r.workflow, r.run_key, r.status, case when r.counted_fr
 -- One run whole.
 select r.id::text as id, r.workflow, r.run_key, r.status, r.plan_hash, case when r.counted_from is null then coalesce(r.items, p.nodes) else r.written end as node_count, r.open_nodes, p.on_failure, r.scheduling, r.run_epoch,
        r.parent_run::text as parent, o.workflow as parent_workflow, {{schema}}.node_name(o.items, k.name, n.ix) as parent_node, r.started_by::text as started_by, r.generation, r.created_at, r.cancel_requested_at, r.stopping_at, r.finished_at, r.sequence, r.receipts as receipts_kept, r.items, r.at_once,
-       u.code as paused_code, u.reason as paused_reason, u.actor as paused_by, u.since as paused_since, u.running as paused_running, u.held as paused_held, u.resume::text as resume,
+       u.code as paused_code, u.reason as paused_reason, u.actor as paused_by, u.since as paused_since, u.running as paused_running, u.held as paused_held, u.resume::text as resume, u.incident::text as paused_incident,
        b.run_id::text as work_budget_of, b.budget as work_budget, b.begun as work_begun,
        r.meta, r.input, r.result, r.error
   from {{schema}}.runs r left join {{schema}}.plans p on p.hash = r.plan_hash left join {{schema}}.paused_runs u on u.run_id = r.id
@@ -411,6 +411,34 @@ select {{schema}}.resume_run($1::text::uuid, $2::text, $3::text) as answer;
 
 -- name: set_work_budget
 select {{schema}}.set_work_budget($1::text::uuid, $2::bigint, $3::text, $4::text) as answer;
+
+-- name: grant_recovery
+select {{schema}}.grant_recovery($1::text::uuid, $2::text, $3::text) as answer;
+
+-- name: incidents
+-- What holds up jobs, the last seen first: $1 of nodes of this run, $2 of this job, $3 those that are resolved too, $4 at most.
+select i.id::text as id, case when o.incident_id is null then 'resolved' else i.status end as status, i.code, coalesce(o.task, h.task) as task, i.job_id::text as job_id, i.run_id::text as run_id, i.phase,
+       i.fingerprint, i.fault, i.failures, i.launches, i.grants, i.bound, i.is_current, i.opened_at, i.seen_at, i.resolved_at, o.command
+  from {{schema}}.incidents i
+  left join {{schema}}.open_incidents o on o.incident_id = i.id
+  left join lateral (select h.task from {{schema}}.history h where h.id = i.job_id order by h.finished_at desc limit 1) h on o.incident_id is null
+ where ($1::text is null or i.run_id = $1::text::uuid) and ($2::text is null or i.job_id = $2::text::uuid)
+   and ($3::boolean or o.incident_id is not null)
+ order by i.seen_at desc, i.id desc limit $4::int;
+
+-- name: current_incidents
+-- The incidents of a run that wait for a grant.
+select o.incident_id::text as id from {{schema}}.open_incidents o where o.run_id = $1::text::uuid and o.is_current and o.status = 'exhausted' order by o.seen_at, o.incident_id;
+
+-- name: incident
+-- One incident.
+select i.id::text as id, case when o.incident_id is null then 'resolved' else i.status end as status, i.code, i.phase, o.task, i.job_id::text as job_id, o.job_status, o.held_reason, i.run_id::text as run_id, o.workflow, o.run_status,
+       i.generation, i.is_current, i.fingerprint, i.failures, i.launches, i.grants, i.bound, i.opened_at, i.seen_at, i.resolved_at, i.fault, o.command
+  from {{schema}}.incidents i left join {{schema}}.open_incidents o on o.incident_id = i.id where i.id = $1::text::uuid;
+
+-- name: incident_events
+-- What became of an incident.
+select e.n, e.at, e.kind, e.claim_epoch, e.actor, e.details from {{schema}}.incident_events e where e.incident_id = $1::text::uuid order by e.n;
 
 -- name: retry_run
 select {{schema}}.retry_run($1::text::uuid, $2::text, $3::text) as answer;

@@ -211,6 +211,12 @@ select count(*)::int as n, (array_agg(j.id::text order by j.id))[1:3] as ids, (a
 select p.run_id::text as id, p.workflow, p.code, p.reason, p.actor, extract(epoch from {{schema}}.now() - p.since)::float8 as paused_for
   from {{schema}}.paused_runs p where p.resume = p.run_id order by p.since limit 1000;
 
+-- name: incidents
+-- What waits for a grant, the longest first, and how many incidents go on by themselves.
+select o.incident_id::text as id, o.code, o.task, o.job_id::text as job, o.run_id::text as run, o.fault ->> 'message' as message,
+       extract(epoch from {{schema}}.now() - o.seen_at)::float8 as since
+  from {{schema}}.open_incidents o where o.is_current and o.status = 'exhausted' order by o.seen_at limit 1000;
+
 -- name: work_budgets
 -- Runs with nodes that wait since a work budget is spent, those with the most first.
 select b.run_id::text as id, b.workflow, b.budget, b.waiting from {{schema}}.run_budgets b where b.remaining = 0 and b.waiting > 0 order by b.waiting desc, b.run_id limit 1000;
@@ -225,7 +231,7 @@ with found as materialized (
    cross join lateral (
      select count(*) as ready, count(*) filter (where j.id is null) as without
        from {{schema}}.nodes n left join {{schema}}.jobs j on j.id = n.id where n.run_id = r.id and n.status = 'ready') n
-   where r.finished_at is null and r.status = 'running')
+   where r.finished_at is null and r.status <> 'paused')
 select count(*)::int as n, count(*) filter (where f.still)::int as still, count(*) filter (where f.still and f.healable)::int as healable,
        (array_agg(f.id::text order by not f.healable, f.id) filter (where f.still))[1:3] as ids
   from found f;

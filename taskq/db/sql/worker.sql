@@ -92,6 +92,10 @@ select mark_lost as worker_id from {{schema}}.mark_lost();
 -- Claims of lost or absent workers, a bounded number, without those that were just seen to fail.
 select job_id, settled, why, task, queue, claim_epoch, attempt, worker_id from {{schema}}.settle_lost(p_skip => $1);
 
+-- name: hold_exhausted
+-- Hold a job whose recoveries are exhausted, and pause its run.
+select {{schema}}.hold_exhausted($1) as became;
+
 -- name: sweep
 -- Waiting jobs past their deadline or out of attempts, without those that were just seen to fail.
 select job_id, settled, why, task, queue, claim_epoch, attempt, worker_id from {{schema}}.sweep(p_skip => $1);
@@ -135,6 +139,14 @@ select exists (
   select from {{schema}}.jobs j join {{schema}}.workers w on w.id = j.claimed_by
    where j.id = $2::text::uuid and j.claimed_by = $1::text::uuid and j.claim_epoch = $3::bigint and j.status = 'running'
      and w.status in ('live', 'draining') and w.lease_expires_at > {{schema}}.now()) as owned;
+
+-- name: begin_preparation
+-- A preparation begins: what it is to know, or why it must not.
+select answer, facts, approved from {{schema}}.begin_preparation($1::text::uuid, $2::text::uuid, $3::bigint);
+
+-- name: end_preparation
+-- What a preparation has answered, and what became of the claim by that.
+select became, facts, incident::text as incident from {{schema}}.end_preparation($1::text::uuid, $2::text::uuid, $3::bigint, $4::text, $5::text::jsonb);
 
 -- name: checkpoint
 -- Move a checkpoint by compare-and-swap.

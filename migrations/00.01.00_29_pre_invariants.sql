@@ -128,6 +128,7 @@ begin
   return query select c.law, c.code, c.run_id, c.detail from {{schema}}.check_runs(scope, since) c;
   return query select c.law, c.code, c.run_id, c.detail from {{schema}}.check_pauses() c;
   return query select c.law, c.code, c.run_id, c.detail from {{schema}}.check_work_budgets() c;
+  return query select c.law, c.code, c.job_id, c.detail from {{schema}}.check_incidents() c;
   return query select c.law, c.code, c.job_id, c.detail from {{schema}}.check_steps(scope) c;
   return query select c.law, c.code, c.job_id, c.detail from {{schema}}.check_children() c;
 

@@ -1,0 +1,498 @@
+"""Preparations on real workers: what they answer, what interrupts them, and what their bodies are told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import threading
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import pytest
+from helpers import aeventually
+from worker_kit import BOUND, Events, Gates, RunWorker, declare_lost, outcomes, until_status
+
+from taskq import (
+    Cancelled,
+    GrantStale,
+    IncidentNotFound,
+    InvalidRequest,
+    JobContext,
+    NeedsApproval,
+    Pause,
+    PrepareContext,
+    Ready,
+    Retry,
+    TaskDefinitionError,
+    TaskQ,
+    Unmet,
+    constant,
+)
+from taskq.telemetry.events import OF_JOB
+from taskq.testing import drain
+
+pytestmark = pytest.mark.anyio
+
+AT_ONCE = Retry(backoff=constant("1ms"))
+
+
+async def incident_of(aconn: asyncpg.Connection, job: UUID) -> dict[str, Any]:
+    async def look() -> Any:
+        row = await aconn.fetchrow("select * from taskq.incidents where job_id = $1 and is_current", job)
+        assert row is not None
+        return row
+
+    found = dict(await aeventually(look, BOUND))
+    return {**found, "fault": json.loads(found["fault"])}
+
+
+async def until_held(aconn: asyncpg.Connection, job: UUID) -> dict[str, Any]:
+    row = await until_status(aconn, job, "held")
+    assert row["held_reason"] == "incident"
+    return await incident_of(aconn, job)
+
+
+async def grant(aconn: asyncpg.Connection, incident: UUID) -> None:
+    assert await aconn.fetchval("select taskq.grant_recovery($1, 'mended', 'me')", incident) == "granted"
+
+
+async def test_the_body_sees_what_its_preparation_has_found_out(app: TaskQ, run_worker: RunWorker) -> None:
+    seen: list[Any] = []
+
+    async def look(ctx: PrepareContext, n: int) -> Ready:
+        seen.append((n, ctx.attempt, dict(ctx.facts), ctx.idempotency_key == str(ctx.job_id)))
+        return Ready({"rate": {"eur": 1.5}, "n": n}, clear=["nothing"])
+
+    @app.task(prepare=look)
+    async def asks(ctx: JobContext, n: int = 7) -> dict[str, Any]:
+        return dict(ctx.facts)
+
+    @app.task
+    async def plain(ctx: JobContext) -> dict[str, Any]:
+        return dict(ctx.facts)
+
+    async with run_worker():
+        assert await (await asks.enqueue()).result(timeout=BOUND) == {"rate": {"eur": 1.5}, "n": 7}
+        assert await (await plain.enqueue()).result(timeout=BOUND) == {}
+    assert seen == [(7, 1, {}, True)]
+
+
+async def test_facts_go_from_node_to_node_of_a_run(app: TaskQ, run_worker: RunWorker) -> None:
+    def first(n: int) -> Ready:
+        return Ready({"rate": 1, "old": True})
+
+    def second(ctx: PrepareContext, n: int) -> Ready:
+        return Ready({"rate": ctx.facts["rate"] + 1}, clear=["old"])
+
+    @app.task(prepare=first)
+    def one(n: int) -> int:
+        return n
+
+    @app.task(prepare=second)
+    def two(ctx: JobContext, n: int) -> dict[str, Any]:
+        return dict(ctx.facts)
+
+    @app.workflow
+    def flow(n: int) -> dict[str, Any]:
+        return two.step(one.step(n))
+
+    run = await flow.start(3)
+    async with run_worker():
+        assert await run.result(timeout=BOUND) == {"rate": 2}
+
+
+async def test_a_side_effecting_body_starts_its_effect_after_its_preparation(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    answers: list[Any] = [NeedsApproval("a charge of 5"), Ready({"ok": 1})]
+
+    def look(ctx: PrepareContext) -> Ready | NeedsApproval:
+        return answers.pop(0) if "a charge of 5" not in ctx.approved else answers.pop()
+
+    @app.task(effect_class="side_effecting", prepare=look)
+    async def charge(ctx: JobContext) -> dict[str, Any]:
+        return dict(ctx.facts)
+
+    @app.workflow
+    def charges() -> dict[str, Any]:
+        return charge.step()
+
+    run = await charges.start()
+    job = UUID(str(await aconn.fetchval("select job_id from taskq.run_tree where run_id = $1", run.id)))
+    async with run_worker():
+        incident = await until_held(aconn, job)
+        assert await aconn.fetchval("select count(*) from taskq.ledger where effect_started_at is not null") == 0
+        assert (await run.info()).status == "paused"
+        assert await run.grant(incident["id"], "they may") == "granted"
+        assert await run.result(timeout=BOUND) == {"ok": 1}
+        with pytest.raises(GrantStale) as stale:
+            await run.grant(incident["id"], "again")
+        assert stale.value.current is None
+        with pytest.raises(IncidentNotFound):
+            await run.grant(job, "again")
+        with pytest.raises(InvalidRequest, match="for a reason"):
+            await run.grant(incident["id"], " ")
+    assert await outcomes(aconn, job) == ["released", "succeeded"]
+
+
+async def test_what_fails_is_tried_again_and_is_one_incident(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    tries: list[int] = []
+
+    def look() -> Ready:
+        tries.append(1)
+        if len(tries) < 4:
+            raise ConnectionError(f"try {len(tries)} failed")
+        return Ready()
+
+    @app.task(prepare=look, retry=AT_ONCE, max_recoveries=2)
+    def body() -> str:
+        return "done"
+
+    job = await body.enqueue()
+    async with run_worker() as worker:
+        incident = await until_held(aconn, job.id)
+        assert (incident["failures"], incident["fault"]) == (3, {"type": "ConnectionError", "message": "try 3 failed"})
+        await grant(aconn, incident["id"])
+        assert await job.result(timeout=BOUND) == "done"
+        assert worker.counts.released == 3
+    told = events.of("job.not_prepared")
+    assert [(e["answer"], e["became"], e["why"]) for e in told] == [
+        ("failed", "released", "try 1 failed"),
+        ("failed", "released", "try 2 failed"),
+        ("failed", "held", "try 3 failed"),
+    ]
+    assert set(OF_JOB) <= set(told[0])
+    assert {str(e["incident"]) for e in told} == {str(incident["id"])}
+    assert await outcomes(aconn, job.id) == ["released"] * 3 + ["succeeded"]
+
+
+NONE = object()
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (None, "NoneType, which says nothing"),
+        (True, "bool, which says nothing"),
+        (Cancelled(), "nobody has asked for a cancel"),
+        (Ready({"a b": 1}), "a fact is 'a b'"),
+        (Ready({"a": NONE}), "fact a"),
+        (Ready({"a": "x" * 70_000}), "fact a"),
+        (Ready({"a": 1}, clear=["a"]), "sets the fact a and clears it"),
+        (Ready(7), "give them by name"),  # type: ignore[arg-type]
+        (Ready(clear="a"), "give the names in a list"),
+        (Ready(clear=7), "give the names in a list"),  # type: ignore[arg-type]
+        (Ready({f"n{n}": 1 for n in range(101)}), "101 facts"),
+        (Unmet("nothing"), "no check of the task"),
+    ],
+)
+async def test_any_other_answer_is_a_fault_of_a_type(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, given: Any, words: str
+) -> None:
+    @app.task(prepare=lambda: given, max_recoveries=0)
+    def body() -> None:
+        raise AssertionError("it is not prepared")
+
+    job = await body.enqueue()
+    async with run_worker():
+        incident = await until_held(aconn, job.id)
+    assert words in incident["fault"]["message"], incident["fault"]
+    kind = "PrerequisiteInvalid" if isinstance(given, Unmet) else "PreparationInvalid"
+    assert incident["fault"]["type"] in (kind, "PayloadError", "InvalidPolicy")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Pause("two words"),
+        lambda: Pause("code", "x" * 3000),
+        lambda: Pause("code", 7),  # type: ignore[arg-type]
+        lambda: NeedsApproval(" "),
+        lambda: NeedsApproval("x" * 301),
+        lambda: Unmet("two words"),
+        lambda: Unmet("a", retry_in="soon"),
+    ],
+)
+async def test_an_answer_that_cannot_be_is_refused_where_it_is_made(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, make: Any
+) -> None:
+    @app.task(prepare=make, max_recoveries=0)
+    def body() -> None: ...
+
+    job = await body.enqueue()
+    async with run_worker():
+        incident = await until_held(aconn, job.id)
+    assert incident["fault"]["type"] in ("PreparationInvalid", "InvalidDuration")
+
+
+async def test_a_pause_of_a_run_and_an_unmet_prerequisite(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection
+) -> None:
+    answers: list[Any] = [Pause("provider-down", "since noon"), Unmet("bank_open", retry_in="1ms"), Unmet("n"), Ready()]
+
+    @app.task(prepare=lambda n: answers.pop(0), checks=("bank_open",))
+    def body(n: int) -> int:
+        return n
+
+    @app.workflow
+    def flow(n: int) -> int:
+        return body.step(n)
+
+    run = await flow.start(4)
+    async with run_worker():
+        await aeventually(lambda: len(answers) == 3, BOUND)
+
+        async def is_paused(code: str) -> bool:
+            assert await aconn.fetchval("select code from taskq.paused_runs where run_id = $1", run.id) == code
+            return True
+
+        await aeventually(functools.partial(is_paused, "provider-down"), BOUND)
+        await run.resume("it is up")
+        await aeventually(functools.partial(is_paused, "unmet_prerequisite"), BOUND)
+        [row] = await aconn.fetch("select * from taskq.open_incidents where run_id = $1 and is_current", run.id)
+        assert json.loads(row["fault"])["prerequisite"] == "n"
+        await grant(aconn, row["incident_id"])
+        assert await run.result(timeout=BOUND) == 4
+    # Both are resolved by the preparation.
+    assert await aconn.fetchval("select count(*) from taskq.incidents where status = 'resolved'") == 2
+
+
+# What interrupts it --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_a_cancel_stops_a_preparation_and_ends_the_job(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, kind: str
+) -> None:
+    told = threading.Event()
+
+    async def waits(ctx: PrepareContext) -> Ready:
+        await gates.wait()
+        return Ready()
+
+    def looks(ctx: PrepareContext) -> Cancelled:
+        gates.reached.append("gate")
+        for _ in range(1500):
+            if ctx.cancel_requested:
+                told.set()
+                return Cancelled()
+            threading.Event().wait(0.01)
+        raise AssertionError("it was not told")
+
+    @app.task(prepare=waits if kind == "async" else looks)
+    async def body() -> None:
+        raise AssertionError("it was cancelled before it began")
+
+    job = await body.enqueue()
+    async with run_worker():
+        await gates.until_reached()
+        assert await job.cancel() == "requested"
+        await until_status(aconn, job.id, "cancelled")
+    assert told.is_set() == (kind == "plain")
+    assert await outcomes(aconn, job.id) == ["cancelled"]
+
+
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_a_timeout_of_a_preparation_is_a_fault_of_it(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, kind: str
+) -> None:
+    over = threading.Event()
+
+    async def waits() -> Ready:
+        await gates.wait()
+        return Ready()
+
+    def sleeps() -> Ready:
+        over.wait(0.5)
+        return Ready()
+
+    @app.task(prepare=waits if kind == "async" else sleeps, timeout="100ms", max_recoveries=0)
+    async def body() -> int:
+        return 1
+
+    job = await body.enqueue()
+    async with run_worker():
+        incident = await until_held(aconn, job.id)
+        assert incident["fault"]["type"] == "AttemptTimeout"
+        row = await aconn.fetchrow("select attempt, releases from taskq.jobs where id = $1", job.id)
+        assert tuple(row) == (0, 1)
+        gates.open()
+
+
+async def test_a_stopping_worker_hands_back_what_it_prepares(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates
+) -> None:
+    async def waits() -> Ready:
+        await gates.wait()
+        return Ready()
+
+    @app.task(prepare=waits)
+    async def body() -> int:
+        return 1
+
+    job = await body.enqueue()
+    async with run_worker(grace=0.05):
+        await gates.until_reached()
+    assert await outcomes(aconn, job.id) == ["released"]
+    gates.open()
+    async with run_worker():
+        assert await job.result(timeout=BOUND) == 1
+
+
+async def test_one_that_cancels_itself_has_failed(app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection) -> None:
+    async def gives_up() -> Ready:
+        raise asyncio.CancelledError
+
+    @app.task(prepare=gives_up, max_recoveries=0)
+    async def body() -> int:
+        return 1
+
+    job = await body.enqueue()
+    async with run_worker():
+        incident = await until_held(aconn, job.id)
+        assert "cancelled by itself" in incident["fault"]["message"]
+
+
+@pytest.mark.parametrize("at", ["while it is prepared", "before its answer is sent"])
+async def test_a_claim_that_was_taken_away_begins_no_attempt(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, at: str
+) -> None:
+    bodies: list[int] = []
+
+    async def waits(ctx: PrepareContext) -> Ready:
+        if ctx.claim_epoch == 1:
+            # Swallowed, so that its answer comes all the same.
+            with contextlib.suppress(asyncio.CancelledError):
+                await gates.wait()
+        return Ready()
+
+    @app.task(prepare=waits)
+    async def body(ctx: JobContext) -> int:
+        bodies.append(ctx.claim_epoch)
+        return ctx.claim_epoch
+
+    job = await body.enqueue()
+    async with run_worker() as worker:
+        await gates.until_reached()
+        await declare_lost(aconn, worker.worker_id)
+        if at == "before its answer is sent":
+            gates.open()
+        assert await job.result(timeout=BOUND) == 2
+        gates.open()
+    assert bodies == [2]
+    assert (await outcomes(aconn, job.id))[:1] == ["lost"]
+
+
+async def test_a_pause_that_comes_while_it_is_prepared_keeps_it_from_its_attempt(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates
+) -> None:
+    async def waits(ctx: PrepareContext) -> Ready:
+        await gates.wait()
+        return Ready()
+
+    @app.task(prepare=waits)
+    async def body() -> int:
+        return 1
+
+    @app.workflow
+    def flow() -> int:
+        return body.step()
+
+    run = await flow.start()
+    async with run_worker():
+        await gates.until_reached()
+        [node] = await run.nodes()
+        assert node.status == "preparing"
+        assert await run.pause("looking") == "paused"
+        gates.open()
+
+        async def is_held() -> bool:
+            return [n.status for n in await run.nodes()] == ["held"]
+
+        await aeventually(is_held, BOUND)
+        assert await run.resume("seen") == "resumed"
+        assert await run.result(timeout=BOUND) == 1
+
+
+async def test_the_testing_kit_prepares_as_a_worker_does(app: TaskQ) -> None:
+    answers: list[Any] = [Unmet("later", retry_in="1h"), Ready({"x": 1})]
+
+    @app.task(prepare=lambda: answers.pop(0), checks=["later"])
+    async def body(ctx: JobContext) -> int:
+        return int(ctx.facts["x"])
+
+    job = await body.enqueue()
+    assert (await drain(app)).waiting == 1
+    done = await drain(app, later=True)
+    assert (done.succeeded, await job.result(timeout=BOUND)) == (1, 1)
+
+
+# Recoveries that are exhausted ---------------------------------------------------------------------------------------
+
+
+async def test_the_leader_holds_what_was_lost_once_too_often(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, events: Events
+) -> None:
+    @app.task(on_exhausted="hold", max_recoveries=0)
+    async def body() -> int:
+        return 1
+
+    @app.workflow
+    def flow() -> int:
+        return body.step()
+
+    run = await flow.start()
+    worker = await aconn.fetchval("select taskq.register_worker('gone', 'h', 1, '{default}', '{body}', 9, 3, '0', 1)")
+    await aconn.execute("update taskq.workers set lease_expires_at = now() + interval '1 h' where id = $1", worker)
+    claim = "select job_id from taskq.claim($1, 1, '{body}', '{default}', '{5}', '{-infinity}', $2)"
+    job = await aconn.fetchval(claim, worker, [UUID(int=0)])
+    await aconn.execute("update taskq.workers set lease_expires_at = '-infinity' where id = $1", worker)
+    async with run_worker():
+        incident = await until_held(aconn, job)
+        assert (incident["code"], (await run.info()).status) == ("recovery_exhausted", "paused")
+        await aeventually(lambda: len(events.of("job.settled")) == 1, BOUND)
+        assert events.of("job.settled")[0]["became"] == "held"
+        assert await asyncio.to_thread(run.grant_sync, incident["id"], "the machine was replaced") == "granted"
+        assert await run.result(timeout=BOUND) == 1
+    assert events.of("incident.granted")[0]["incident"] == str(incident["id"])
+
+
+# Declarations --------------------------------------------------------------------------------------------------------
+
+
+def test_a_preparation_that_does_not_fit_is_refused_where_it_is_declared(app: TaskQ) -> None:
+    def none() -> Ready:
+        return Ready()
+
+    def other(m: int) -> Ready:
+        return Ready()
+
+    def late(n: int, ctx: PrepareContext) -> Ready:
+        return Ready()
+
+    def body(n: int) -> int:
+        return n
+
+    async def gives():  # type: ignore[no-untyped-def]
+        yield Ready()
+
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"prepare": none}, "does not take n"),
+        ({"prepare": other}, "does not take n"),
+        ({"prepare": late}, "takes its context ctx elsewhere than first"),
+        ({"prepare": "look"}, "is no plain function"),
+        ({"prepare": gives}, "is a generator"),
+        ({"prepare": lambda n: Ready(), "checks": "bank"}, "give their names"),
+        ({"prepare": lambda n: Ready(), "checks": 7}, "give their names"),
+        ({"prepare": lambda n: Ready(), "checks": ["a b"]}, "a check is 'a b'"),
+        ({"checks": ["a"]}, "says nothing without a preparation"),
+    ]
+    for options, words in cases:
+        with pytest.raises(TaskDefinitionError, match=words):
+            app.task(name="t", **options)(body)
+    assert app.tasks == {} or "t" not in app.tasks
