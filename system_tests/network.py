@@ -52,13 +52,17 @@ class Network:
 
 
 class Namespace:
-    """A network namespace with one other end, until it is closed or this process ends."""
+    """A network namespace with one other end, until it is closed or this process ends.
 
-    def __init__(self) -> None:
+    Args:
+        host: Tells several of one process apart: 0 to 3.
+    """
+
+    def __init__(self, host: int = 0) -> None:
         number = os.getpid()
-        base = f"10.{200 + number // 64 % 50}.{number % 64 * 4 % 256}"
+        base = f"10.{200 + number // 64 % 50}.{number % 64 * 4 % 256 + host}"
         self.here, self._there = f"{base}.1", f"{base}.2"
-        self._names = (f"tq{number}a", f"tq{number}b")
+        self._names = (f"tq{number}h{host}a", f"tq{number}h{host}b")
         # It lives as long as a program in it, which ends with our end of its input.
         self._holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
         self.within = ["nsenter", f"--net=/proc/{self._holder.pid}/ns/net"]
@@ -108,12 +112,12 @@ class Namespace:
 
 
 @contextmanager
-def network(dsn: str) -> Iterator[Network]:
-    """A network until the block ends."""
+def network(dsn: str, host: int = 0) -> Iterator[Network]:
+    """A network until the block ends; with another ``host`` one more beside it."""
     with ExitStack() as stack:
         namespace = None
         try:
-            namespace = Namespace()
+            namespace = Namespace(host)
             stack.callback(namespace.close)
         except (OSError, PermissionError):
             pass
