@@ -27,6 +27,7 @@ create table {{schema}}.incidents (
 );
 create unique index incidents_fault on {{schema}}.incidents (job_id, generation, phase, fingerprint) where status <> 'resolved';
 create unique index incidents_current on {{schema}}.incidents (job_id) where is_current;
+create index incidents_job on {{schema}}.incidents (job_id);
 create index incidents_run on {{schema}}.incidents (run_id) where run_id is not null;
 create index incidents_seen on {{schema}}.incidents (seen_at);
 comment on table {{schema}}.incidents is 'What holds up, or has held up, the attempts of a job: one row for each fault, by job, phase and fingerprint, until it is resolved.';
@@ -114,7 +115,9 @@ $$;
 comment on function {{schema}}.fault_fingerprint(text, text) is 'A fault without what changes from one time to the next: ids, long hexadecimal numbers, and other numbers, instants among them.';
 
 create function {{schema}}.note_event(p_incident uuid, p_kind text, p_epoch bigint, p_actor text, p_details jsonb) returns void
-  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_n integer;
 begin
@@ -126,12 +129,14 @@ comment on function {{schema}}.note_event(uuid, text, bigint, text, jsonb) is 'A
 
 -- p_bound: how many recoveries a fault has that is new; null for any number. An unmet prerequisite is one fault until it is met.
 create function {{schema}}.note_fault(p_job {{schema}}.jobs, p_phase text, p_code text, p_fingerprint text, p_fault jsonb, p_bound integer) returns {{schema}}.incidents
-  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_now timestamptz := {{schema}}.now();
   v_incident {{schema}}.incidents;
 begin
-  update {{schema}}.incidents i set is_current = false where i.job_id = p_job.id and i.is_current;
+  update {{schema}}.incidents i set is_current = false where i.job_id = p_job.id and i.is_current = true;
   insert into {{schema}}.incidents (job_id, run_id, generation, phase, fingerprint, code, fault, status, bound, opened_at, seen_at)
     values (p_job.id, p_job.run_id, p_job.generation, p_phase, p_fingerprint, p_code, p_fault, 'open', p_bound, v_now, v_now)
     on conflict (job_id, generation, phase, fingerprint) where status <> 'resolved'
@@ -148,7 +153,9 @@ comment on function {{schema}}.note_fault({{schema}}.jobs, text, text, text, jso
   'Notes a fault of a job: a new incident, or once more the one that it is. Answers it, exhausted where no recovery is left. The caller has the job locked.';
 
 create function {{schema}}.launch(p_incident {{schema}}.incidents, p_epoch bigint) returns void
-  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 begin
   -- Where any number is allowed, each would only be one row more.
   if p_incident.bound is not null then
@@ -160,7 +167,9 @@ comment on function {{schema}}.launch({{schema}}.incidents, bigint) is 'A recove
 
 -- A claim after a loss is rare: an ordinary one costs no more than the look at its counter.
 create function {{schema}}.body_launched() returns trigger
-  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_incident {{schema}}.incidents;
 begin
@@ -189,19 +198,25 @@ end $$;
 comment on function {{schema}}.pause_for(uuid, text, text, text) is 'Pauses the run of a job that is about to be held, if it has one that is not paused; answers whether it did. The caller holds the root locks of the run and of all below it.';
 
 create function {{schema}}.hold_for(p_job uuid, p_incident uuid, p_paused boolean) returns void
-  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  v_run uuid := (select j.run_id from {{schema}}.jobs j where j.id = p_job);
 begin
   -- One that waits in a line for others stands there: it is held when it is claimed.
   update {{schema}}.jobs j set status = 'held', held_reason = 'incident' where j.id = p_job and (j.status = 'pending' or j.status = 'held' and j.held_reason = 'paused');
   if p_paused then
-    update {{schema}}.run_pauses p set incident = p_incident where p.run_id = (select j.run_id from {{schema}}.jobs j where j.id = p_job);
+    update {{schema}}.run_pauses p set incident = p_incident where p.run_id = v_run;
   end if;
 end $$;
 comment on function {{schema}}.hold_for(uuid, uuid, boolean) is 'Holds a job that has just come back, until its incident is granted one more; p_paused: its run was paused for that.';
 
 -- Settles what settle_lost leaves to it. In a transaction of its own: a pause takes the root locks of the tree before it locks jobs.
 create function {{schema}}.hold_exhausted(p_job uuid) returns text
-  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_job {{schema}}.jobs;
   v_found uuid := (select j.run_id from {{schema}}.jobs j where j.id = p_job);
@@ -256,7 +271,9 @@ comment on function {{schema}}.facts_of({{schema}}.jobs) is 'What preparations h
 
 create function {{schema}}.begin_preparation(p_worker uuid, p_job uuid, p_epoch bigint)
   returns table (answer text, facts text, approved text)
-  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_job {{schema}}.jobs;
   v_incident {{schema}}.incidents;
@@ -302,7 +319,9 @@ $$;
 comment on function {{schema}}.prerequisite_kind({{schema}}.jobs, text, jsonb) is 'What a prerequisite names: a check that the task declares, an argument of the job, or a node whose result it waits for; null for nothing.';
 
 create function {{schema}}.write_facts(p_job {{schema}}.jobs, p_set jsonb) returns void
-  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_fact record;
 begin
@@ -320,7 +339,9 @@ end $$;
 comment on function {{schema}}.write_facts({{schema}}.jobs, jsonb) is 'Sets and clears facts by compare-and-swap on the version that was seen (0: none); one that has moved since stays.';
 
 create function {{schema}}.end_preparation(p_worker uuid, p_job uuid, p_epoch bigint, p_answer text, p_details jsonb) returns table (became text, facts text, incident uuid)
-  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_column
 declare
   v_job {{schema}}.jobs;
@@ -392,7 +413,7 @@ begin
     end if;
     case p_answer
       when 'exhausted' then
-        update {{schema}}.incidents i set status = 'exhausted' where i.job_id = p_job and i.is_current returning i.* into v_incident;
+        update {{schema}}.incidents i set status = 'exhausted' where i.job_id = p_job and i.is_current = true returning i.* into v_incident;
         v_error := v_incident.fault;
       when 'failed' then
         v_error := jsonb_build_object('type', left(p_details ->> 'type', 120), 'message', left(p_details ->> 'message', 2000));
@@ -443,7 +464,9 @@ comment on function {{schema}}.end_preparation(uuid, uuid, bigint, text, jsonb) 
 -- Grants --------------------------------------------------------------------------------------------------------------
 
 create function {{schema}}.grant_recovery(incident uuid, reason text default null, actor text default null) returns text
-  language plpgsql security definer set search_path = pg_catalog, pg_temp as $$
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 #variable_conflict use_variable
 declare
   v_incident {{schema}}.incidents;

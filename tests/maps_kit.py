@@ -56,7 +56,8 @@ def child_of(conn: Conn, run: UUID) -> UUID:
 
 def ends(conn: Conn, made: Mapped, n: int, body: Callable[[Any], tuple[str, Any]]) -> list[Any]:
     """Claim up to ``n`` items and end them in one statement, each as the body says; the items in order of claim."""
-    claims = claim(conn, made.worker, n, tasks=["each"])
+    # As the worker does: the statement answers in the order in which the rows lie.
+    claims = sorted(claim(conn, made.worker, n, tasks=["each"]), key=lambda each: (each["run_at"], each["job_id"]))
     told = []
     items = [json.loads(each["payload"])["x"] for each in claims]
     for each, item in zip(claims, items, strict=True):

@@ -15,6 +15,11 @@ MIGRATIONS = sorted((ROOT / "migrations").glob("*.sql"))
 QUERIES = sorted((Path(taskq.__file__ or "").parent / "db" / "sql").glob("*.sql"))
 
 EXEMPT: dict[tuple[str, str, str], tuple[str, str]] = {
+    ("prune_incidents", "delete", "incident_events"): (
+        "e.incident_id = ANY(v_ids)",
+        "v_ids are at most p_limit incidents, which go with it; each has as many events as faults, grants and "
+        "recoveries, of which the last two are bounded, and a fault is followed by one of them",
+    ),
     ("drop_expired_partition", "update", "jobs"): (
         "j.id = g.job_id",
         "g groups one day of the ledger, which goes in the same transaction: the count must go with it, or law 3 "

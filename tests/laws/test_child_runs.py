@@ -256,7 +256,7 @@ def test_an_unknown_outcome_in_a_child_keeps_all_above_it_open(conn: Conn) -> No
     assert cancel_run(conn, made.parent) == "requested"
     lose(conn, made.worker)
     assert settle(conn) == {x: "unknown"}
-    assert [info(conn, run)["status"] for run in (made.parent, child)] == ["running", "running"]
+    assert [info(conn, run)["status"] for run in (made.parent, child)] == ["running", "recovering"]
     assert resolve(conn, x, happened=False) == "cancelled"
     do(conn, worker_for(conn), "inner:await", "failed")
     assert [info(conn, run)["status"] for run in (made.parent, child)] == ["cancelled", "cancelled"]

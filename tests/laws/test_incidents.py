@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -375,3 +376,55 @@ def test_a_job_that_is_claimed_while_others_have_the_queue_is_not_held_up(conn: 
             if row["settled"] == "exhausted":
                 skip.append(row["job_id"])
     assert settled == {**dict.fromkeys(jobs, "exhausted"), plain: "pending"}
+
+
+# What verify reports --------------------------------------------------------------------------------------------------
+
+FORGERIES = (
+    ("held_without_incident", "update taskq.incidents set status = 'open' where job_id = %s", "job"),
+    ("held_without_incident", "delete from taskq.incidents where job_id = %s", "job"),
+    ("incident_events_differ", "delete from taskq.incident_events where %s is not null", "job"),
+    ("incident_events_differ", "update taskq.incidents set grants = 7 where job_id = %s", "job"),
+    ("recovery_not_shown", "update taskq.runs set status = 'recovering' where id = %s", "other"),
+    ("recovery_not_shown", "update taskq.runs set status = 'running' where id = %s", "unknown"),
+)
+
+
+@pytest.mark.parametrize(("code", "forge", "whose"), FORGERIES)
+def test_a_forgery_is_reported(conn: Conn, code: str, forge: str, whose: str) -> None:
+    of: dict[str, Any] = {"effect_class": "side_effecting", "required_worker_schema": 2}
+    worker = worker_for(conn)
+    other, unknown = pair(conn, 0), start(conn, store(conn, [node("s", **of)]))
+    [claimed] = take(conn, worker, "s").values()
+    start_effects(conn, worker, (claimed["job_id"], 1))
+    finish(conn, worker, claimed, "unknown")
+    job = enqueue(conn, policy_id=holding(conn, 0))
+    prepare(conn, worker, "t", "failed", FAILED)
+    assert violations(conn) == []
+    conn.execute("set local session_replication_role = replica")
+    conn.execute(forge, ({"job": job, "other": other, "unknown": unknown}[whose],))
+    found = {each for each, _ in violations(conn)}
+    assert code in found
+    assert found <= {code, "pause_for_no_incident"}
+
+
+def test_a_recovery_that_nobody_granted_is_reported(conn: Conn) -> None:
+    worker = worker_for(conn)
+    run = pair(conn, recoveries=0)
+    claimed, _ = prepare(conn, worker, "a", "failed", FAILED)
+    job = claimed["job_id"]
+    one(conn, "select taskq.note_event(%s, 'launched', 1, null, null)", current(conn, job)["id"])
+    assert violations(conn) == [("recovery_not_granted", job)]
+    conn.execute("update taskq.incidents set bound = 1 where job_id = %s", (job,))
+    assert violations(conn) == []
+    conn.execute("set local session_replication_role = replica")
+    conn.execute("update taskq.run_pauses set incident = %s", (uuid4(),))
+    assert violations(conn) == [("pause_for_no_incident", run)]
+
+
+def test_each_check_of_incidents_has_its_forgery(conn: Conn) -> None:
+    text = one(conn, "select prosrc from pg_proc where oid = 'taskq.check_incidents()'::regprocedure")
+    codes = set(re.findall(r"select [49], '(\w+)',", text))
+    here = {"recovery_not_granted", "pause_for_no_incident"}
+    # test_preparations has that of an effect that was started unprepared.
+    assert {code for code, *_ in FORGERIES} | here | {"begun_unprepared"} == codes

@@ -365,7 +365,7 @@ def test_the_lost_item_of_a_map_that_stops_is_not_run_again(conn: Conn, effect_c
     assert settle(conn) == {claimed["job_id"]: lost}
     if lost == "unknown":
         # What it did is not made up: somebody who has looked says so.
-        assert (tree(conn, child)["each[1]"], info(conn, child)["status"]) == ("unknown", "running")
+        assert (tree(conn, child)["each[1]"], info(conn, child)["status"]) == ("unknown", "recovering")
         assert resolve(conn, claimed["job_id"], happened=False) == "cancelled"
     assert (tree(conn, child)["each[1]"], info(conn, child)["status"]) == ("cancelled", "failed")
     assert given(conn, made) is None

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 import test_durable_crashed
+import test_incidents_crashed
 import test_runs_crashed
 from crash_kit import Made
 from runs_kit import nodes_of_others
@@ -33,6 +34,7 @@ BODIES = ("send to a body that is held", "wake a wait whose time is up", "cancel
 CALLS = {
     **{name: test_runs_crashed.TRANSITIONS[name][:2] for name in RUNS},
     **{name: test_durable_crashed.TRANSITIONS[name][:2] for name in BODIES},
+    **{f"incidents: {name}": each[:2] for name, each in test_incidents_crashed.TRANSITIONS.items()},
     "forget runs": (test_runs_crashed.stopped, lambda conn, _: conn.execute("select taskq.prune_runs()")),
 }
 
@@ -52,6 +54,12 @@ def others(conn: Conn) -> None:
         "taskq.effect_intents (id, effect_key, owner_job_id, owner_task, generation, name, status, task, job_id,"
         " fingerprint, depth, undoes, created_at) select taskq.new_id(), taskq.new_id()::text, taskq.new_id(), 't', 0,"
         " 'n', 'succeeded', 't', taskq.new_id(), 'f', 1, false, now()",
+        "taskq.incidents (job_id, generation, phase, fingerprint, code, fault, status, opened_at, seen_at)"
+        " select taskq.new_id(), 0, 'prepare', 'f', 'c', '{}', 'open', now(), now()",
+        "taskq.incident_events (incident_id, n, at, kind) select taskq.new_id(), 1, now(), 'failed'",
+        "taskq.preparations (job_id, claim_epoch, worker_id, began_at) select taskq.new_id(), 1, taskq.new_id(), now()",
+        "taskq.facts (owner, name, version, job_id, claim_epoch, set_at) select taskq.new_id(), 'n', 1, taskq.new_id(),"
+        " 1, now()",
     ):
         conn.execute(f"insert into {insert} from generate_series(1, %s)".encode(), (OTHERS,))
 

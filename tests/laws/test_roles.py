@@ -129,6 +129,19 @@ CALLS = {
     "pause_run": "select taskq.pause_run(taskq.id_zero(), 'why')",
     "resume_run": "select taskq.resume_run(taskq.id_zero(), 'why')",
     "set_work_budget": "select taskq.set_work_budget(taskq.id_zero(), 1, 'why')",
+    "grant_recovery": "select taskq.grant_recovery(taskq.id_zero(), 'why')",
+    "begin_preparation": "select * from taskq.begin_preparation(taskq.id_zero(), taskq.id_zero(), 1)",
+    "end_preparation": "select * from taskq.end_preparation(taskq.id_zero(), taskq.id_zero(), 1, 'failed', '{}')",
+    "hold_exhausted": "select taskq.hold_exhausted(taskq.id_zero())",
+    "hold_for": "select taskq.hold_for(taskq.id_zero(), taskq.id_zero(), false)",
+    "pause_for": "select taskq.pause_for(null, 'c', 'r', 'a')",
+    "note_event": "select taskq.note_event(taskq.id_zero(), 'failed', 1, null, null)",
+    "note_fault": "select taskq.note_fault(null::taskq.jobs, 'body', 'c', 'f', '{}', 1)",
+    "launch": "select taskq.launch(null::taskq.incidents, 1)",
+    "write_facts": "select taskq.write_facts(null::taskq.jobs, '{}')",
+    "prune_incidents": "select taskq.prune_incidents()",
+    "show_recovery": "select taskq.show_recovery(taskq.id_zero())",
+    "check_incidents": "select * from taskq.check_incidents()",
     "open_budget": "select taskq.open_budget(null::taskq.runs, 1)",
     "take_budget": "select taskq.take_budget(null::taskq.runs, 0)",
     "give_back_budget": "select taskq.give_back_budget(null::taskq.runs, 0)",
@@ -217,6 +230,7 @@ MAY = {
         "pause_run",
         "resume_run",
         "set_work_budget",
+        "grant_recovery",
     },
     "worker": set(CALLS)
     - {
@@ -272,6 +286,7 @@ MAY = {
     - {"admit_map", "write_items", "advance_map", "reopen_map"}
     - {"lift_pauses", "lock_waiting"}
     - {"open_budget", "take_budget", "give_back_budget"}
+    - {"note_event", "note_fault", "launch", "pause_for", "hold_for", "write_facts", "prune_incidents", "show_recovery"}
     - {"admit_loop", "advance_loop", "reopen_loop"}
     - {"admit_emit", "take_page", "ask_page", "advance_emit", "reopen_emit"}
     - {"begin_child", "release_parent", "stop_run", "admit_run", "reopen_run", "may_reopen"},
@@ -297,6 +312,7 @@ MAY = {
         "pause_run",
         "resume_run",
         "set_work_budget",
+        "grant_recovery",
         "retry_run",
         "heal_run",
         "heal_runs",
@@ -348,6 +364,11 @@ def test_the_calls_above_are_all_that_write(conn: Conn) -> None:
         "last_in_line",
         "number_or",
         "recovery_bound",
+        "holds_exhausted",
+        "fault_fingerprint",
+        "facts_of",
+        "prerequisite_kind",
+        "live_status",
         "backoff",
         "may_follow",
         "next_in_line",

@@ -365,7 +365,7 @@ def test_an_unknown_node_keeps_its_run_open_until_it_is_decided(conn: Conn) -> N
     assert cancel_run(conn, run) == "requested"
     lose(conn, worker)
     assert settle(conn) == {job: "unknown"}
-    assert (tree(conn, run)["a"], info(conn, run)["status"]) == ("unknown", "running")
+    assert (tree(conn, run)["a"], info(conn, run)["status"]) == ("unknown", "recovering")
     assert kinds(conn, run)[-1] == "unknown"
     assert one(conn, "select taskq.resolve(%s, false, null, 'looked', 'me')", job) == "cancelled"
     assert info(conn, run)["status"] == "cancelled"

@@ -204,7 +204,7 @@ def test_what_waits_on_a_node_whose_outcome_is_unknown_waits_visibly(conn: Conn,
         {"name": "pay", "status": "unknown", "waits_for": None},
         {"name": "ship", "status": "waiting", "waits_for": ["pay"]},
     ]
-    assert info(conn, run)["status"] == "running"
+    assert info(conn, run)["status"] == "recovering"
     assert resolve(conn, pay["job_id"], happened, result="paid" if happened else None)
     if happened:
         assert tree(conn, run) == {"pay": "succeeded", "ship": "pending"}
