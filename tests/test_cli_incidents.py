@@ -84,6 +84,7 @@ def test_only_the_incident_that_is_named_is_granted(cli: Cli, conn: Conn) -> Non
     prepare(conn, worker, "b", "failed", FAILED)
     incident = str(current(conn, job_of(conn, run, "a"))["id"])
     done = cli.ok("runs", "grant", str(run), "--incident", incident, "--reason", "mended", "--json").json
+    assert "the last 1; --limit" in cli.ok("incidents", "list", "--limit", "1").err
     # The pause was for the other.
     assert done == [{"id": incident, "answer": "paused"}]
     [row] = [each for each in cli.ok("incidents", "list", "--json").json if each["id"] == incident]

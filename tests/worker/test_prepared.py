@@ -13,7 +13,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 from helpers import aeventually
-from worker_kit import BOUND, Events, Gates, RunWorker, declare_lost, outcomes, until_status
+from worker_kit import BOUND, Events, Gates, RunWorker, claim_of, declare_lost, outcomes, until_status
 
 from taskq import (
     Cancelled,
@@ -33,6 +33,10 @@ from taskq import (
 )
 from taskq.telemetry.events import OF_JOB
 from taskq.testing import drain
+from taskq.worker.claims import Claim
+from taskq.worker.connection import Connection
+from taskq.worker.preparing import Preparer
+from taskq.worker.running import Running
 
 pytestmark = pytest.mark.anyio
 
@@ -356,6 +360,183 @@ async def test_one_that_cancels_itself_has_failed(app: TaskQ, run_worker: RunWor
     async with run_worker():
         incident = await until_held(aconn, job.id)
         assert "cancelled by itself" in incident["fault"]["message"]
+
+
+async def test_one_that_fails_while_it_is_stopped_was_stopped(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates
+) -> None:
+    async def waits() -> Ready:
+        try:
+            await gates.wait()
+        except asyncio.CancelledError:
+            raise ValueError("on the way out") from None
+        return Ready()
+
+    @app.task(prepare=waits)
+    async def body() -> int:
+        return 1
+
+    job = await body.enqueue()
+    async with run_worker():
+        await gates.until_reached()
+        await job.cancel()
+        await until_status(aconn, job.id, "cancelled")
+    assert await aconn.fetchval("select count(*) from taskq.incidents") == 0
+
+
+@pytest.mark.parametrize("what", ["lost", "without a lease", "cancelled", "by its own clock"])
+async def test_a_claim_that_does_not_hold_any_more_is_not_prepared(
+    app: TaskQ,
+    run_worker: RunWorker,
+    aconn: asyncpg.Connection,
+    gates: Gates,
+    monkeypatch: pytest.MonkeyPatch,
+    what: str,
+) -> None:
+    begins = Preparer._begin
+    epochs: list[int] = []
+
+    async def later(self: Preparer, claim: Claim) -> Any:
+        if claim.claim_epoch == 1:
+            await gates.wait("begin")
+        return await begins(self, claim)
+
+    def look(ctx: PrepareContext) -> Ready:
+        epochs.append(ctx.claim_epoch)
+        return Ready()
+
+    @app.task(prepare=look)
+    async def body() -> int:
+        return 1
+
+    monkeypatch.setattr(Preparer, "_begin", later)
+    job = await body.enqueue()
+    async with run_worker() as worker:
+        await gates.until_reached("begin")
+        if what == "lost":
+            await declare_lost(aconn)
+        elif what == "without a lease":
+            await aconn.execute("update taskq.workers set status = 'lost', ended_at = now()")
+        elif what == "cancelled":
+            # Nobody tells the worker: the database does.
+            await aconn.execute("update taskq.jobs set cancel_requested_at = now() where id = $1", job.id)
+        else:
+            monkeypatch.setattr(worker.parts.executor._preparer, "_may_go_on", lambda: False)
+        gates.open("begin")
+        if what == "cancelled":
+            await until_status(aconn, job.id, "cancelled")
+        else:
+            if what == "by its own clock":
+                await aeventually(lambda: worker.counts.released >= 1, BOUND)
+                monkeypatch.setattr(worker.parts.executor._preparer, "_may_go_on", lambda: True)
+            assert await job.result(timeout=BOUND) == 1
+    assert 1 not in epochs
+
+
+async def test_a_worker_that_stops_before_it_was_told_to_begin_calls_nothing(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = Preparer._begin
+
+    async def later(self: Preparer, claim: Claim) -> Any:
+        await gates.wait("begin")
+        return await begins(self, claim)
+
+    def look() -> Ready:
+        raise AssertionError("it is not called")
+
+    @app.task(prepare=look)
+    async def body() -> int:
+        return 1
+
+    monkeypatch.setattr(Preparer, "_begin", later)
+    job = await body.enqueue()
+    async with run_worker(grace=0.01) as worker:
+        await gates.until_reached("begin")
+        worker.stop()
+        await aeventually(lambda: any(run.interrupt for run in worker.parts.executor.running.values()), BOUND)
+        gates.open("begin")
+    assert await outcomes(aconn, job.id) == ["released"]
+    assert await aconn.fetchval("select count(*) from taskq.incidents") == 0
+
+
+async def test_what_has_nothing_left_is_held_again_and_not_called(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
+) -> None:
+    calls: list[int] = []
+
+    def look() -> Ready:
+        calls.append(1)
+        raise ValueError("no")
+
+    @app.task(prepare=look, max_recoveries=0)
+    async def body() -> int:
+        return 1
+
+    job = await body.enqueue()
+    async with run_worker():
+        await until_held(aconn, job.id)
+        # Woken by hand, past its incident.
+        await aconn.execute("update taskq.jobs set status = 'pending', held_reason = null where id = $1", job.id)
+        await aeventually(lambda: len(events.of("job.not_prepared")) == 2, BOUND)
+        await until_held(aconn, job.id)
+    assert calls == [1]
+    assert [e["answer"] for e in events.of("job.not_prepared")] == ["failed", "exhausted"]
+    assert await outcomes(aconn, job.id) == ["released", "released"]
+
+
+async def test_an_answer_whose_connection_is_lost_is_sent_again(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates
+) -> None:
+    async def waits() -> Ready:
+        await gates.wait()
+        return Ready({"x": 1})
+
+    @app.task(prepare=waits)
+    async def body(ctx: JobContext) -> int:
+        return int(ctx.facts["x"])
+
+    job = await body.enqueue()
+    kill = (
+        "select pg_terminate_backend(pid) from pg_stat_activity where application_name like '%taskq prepare'"
+        " and datname = current_database() and wait_event_type = 'Lock'"
+    )
+    async with run_worker():
+        await gates.until_reached()
+        async with aconn.transaction():
+            await aconn.execute("select from taskq.jobs where id = $1 for update", job.id)
+            gates.open()
+
+            async def killed() -> bool:
+                return bool(await aconn.fetch(kill))
+
+            await aeventually(killed, BOUND)
+        assert await job.result(timeout=BOUND) == 1
+    assert await outcomes(aconn, job.id) == ["succeeded"]
+
+
+async def test_a_preparation_that_is_left_behind_by_a_closing_worker_is_left(app: TaskQ) -> None:
+    class Closing:
+        closing = True
+
+        async def call(self, *_: Any) -> Any:
+            raise asyncio.CancelledError
+
+        async def until_done(self, future: asyncio.Future[Any]) -> Any:
+            return await future
+
+    def look() -> Ready:
+        return Ready()
+
+    @app.task(prepare=look)
+    async def body() -> int:
+        return 1
+
+    assert body.preparation is not None
+    preparer = Preparer({}, Connection("postgresql://nobody@127.0.0.1:1/x", "x"), lambda: True)
+    run = Running(claim_of("body"), body.policy, None, 0.0)
+    with pytest.raises(asyncio.CancelledError):
+        await preparer._answer(run, body.preparation, {}, [], {}, Closing())
 
 
 @pytest.mark.parametrize("at", ["while it is prepared", "before its answer is sent"])
