@@ -465,6 +465,7 @@ create table {{schema}}.preparations (
   claim_epoch bigint not null check (claim_epoch > 0),
   worker_id uuid not null,
   began_at timestamptz not null,
+  verdict text not null check (verdict in ('go', 'exhausted')),
   answered_at timestamptz,
   answer text check (answer in ('ready', 'pause', 'needs_approval', 'unmet', 'failed', 'exhausted')),
   became text check (became in ('ready', 'released', 'held', 'paused', 'ended')),
@@ -478,6 +479,7 @@ comment on column {{schema}}.preparations.job_id is 'The job.';
 comment on column {{schema}}.preparations.claim_epoch is 'The claim that it went on under.';
 comment on column {{schema}}.preparations.worker_id is 'The worker.';
 comment on column {{schema}}.preparations.began_at is 'When it began.';
+comment on column {{schema}}.preparations.verdict is 'What it was told when it began: go, or exhausted, where nothing more is granted.';
 comment on column {{schema}}.preparations.answered_at is 'When it answered; null while it goes on, and where its claim ended before.';
 comment on column {{schema}}.preparations.answer is 'ready, pause, needs_approval, unmet, failed, or exhausted (it was not called, since nothing was granted).';
 comment on column {{schema}}.preparations.became is 'What became of the claim: ready (the attempt may begin), released (to be claimed again), held (an incident), paused (the run) or ended (a cancel had been asked for).';

@@ -220,24 +220,6 @@ end $$;
 comment on function {{schema}}.resume_run(uuid, text, text) is
   'Lets a paused run go on, with all that is paused below it: what the pause held is pending, due when it was. Answers resumed; not_paused or finished, where nothing was changed. Refused (WF026) while a run above it is paused, which the refusal names, for a run that is not there (WF025), and without a reason (WF009).';
 
-create view {{schema}}.paused_runs as
-  select r.id as run_id, r.workflow, r.run_key, p.code, p.reason, p.actor, p.since, r.parent_run, t.id as resume,
-         n.running, n.held, p.incident
-    from {{schema}}.runs r
-    left join {{schema}}.run_pauses p on p.run_id = r.id
-   cross join lateral (
-     with recursive above as (
-       select r.id, r.parent_run, r.depth, r.status
-       union all
-       select u.id, u.parent_run, u.depth, u.status from above a cross join lateral (select * from {{schema}}.runs o where o.id = a.parent_run limit 1) u)
-     select a.id from above a where a.status = 'paused' order by a.depth limit 1) t
-   cross join lateral (
-     select count(*) filter (where j.status = 'running')::integer as running, count(*) filter (where j.held_reason = 'paused')::integer as held
-       from {{schema}}.nodes o join {{schema}}.jobs j on j.id = o.id where o.run_id = r.id and o.status = 'ready') n
-   where r.finished_at is null and r.status = 'paused';
-comment on view {{schema}}.paused_runs is
-  'Runs that are paused: why (code, reason), by whom and since when, how many of their bodies still run, how many jobs the pause holds, the run to resume (itself, or the highest paused one above it), and the incident that it was paused for.';
-
 create function {{schema}}.check_pauses() returns table (law integer, code text, run_id uuid, detail text)
   language plpgsql stable security definer set search_path = pg_catalog, pg_temp as $$
 #variable_conflict use_column

@@ -173,7 +173,9 @@ create function {{schema}}.body_launched() returns trigger
 declare
   v_incident {{schema}}.incidents;
 begin
-  select i.* into v_incident from {{schema}}.incidents i where i.job_id = new.id and i.is_current and i.phase = 'body' and i.generation = new.generation;
+  -- Once: what is handed back, or tried again, goes on with the recovery that it has.
+  select i.* into v_incident from {{schema}}.incidents i
+   where i.job_id = new.id and i.is_current and i.phase = 'body' and i.generation = new.generation and i.status = 'granted';
   if found then
     perform {{schema}}.launch(v_incident, new.claim_epoch);
   end if;
@@ -204,13 +206,35 @@ create function {{schema}}.hold_for(p_job uuid, p_incident uuid, p_paused boolea
 declare
   v_run uuid := (select j.run_id from {{schema}}.jobs j where j.id = p_job);
 begin
-  -- One that waits in a line for others stands there: it is held when it is claimed.
-  update {{schema}}.jobs j set status = 'held', held_reason = 'incident' where j.id = p_job and (j.status = 'pending' or j.status = 'held' and j.held_reason = 'paused');
+  -- In its line it keeps its place; others may have been given the turn by its coming back.
+  update {{schema}}.jobs j set status = 'held', held_reason = 'incident', ordering_later = null
+    where j.id = p_job and (j.status = 'pending' or j.status = 'held' and j.held_reason in ('paused', 'ordering'));
   if p_paused then
     update {{schema}}.run_pauses p set incident = p_incident where p.run_id = v_run;
   end if;
 end $$;
 comment on function {{schema}}.hold_for(uuid, uuid, boolean) is 'Holds a job that has just come back, until its incident is granted one more; p_paused: its run was paused for that.';
+
+create function {{schema}}.tree_is_free(p_run uuid) returns boolean
+  language plpgsql security definer set search_path = pg_catalog, pg_temp
+  set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
+  set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  v_level uuid[] := array[p_run];
+  v_locked uuid[];
+begin
+  -- Children begin and are forgotten under the lock of their parent: this sees all of them.
+  while v_level <> '{}' loop
+    v_locked := array(select r.id from {{schema}}.runs r where r.id = any(v_level) order by r.id for update skip locked);
+    if exists (select from {{schema}}.runs r where r.id = any(v_level) and r.id <> all(v_locked)) then
+      return false;
+    end if;
+    v_level := array(select c.id from unnest(v_locked) p(id) cross join lateral (
+      select o.id from {{schema}}.runs o where o.parent_run = p.id and o.finished_at is null offset 0) c);
+  end loop;
+  return true;
+end $$;
+comment on function {{schema}}.tree_is_free(uuid) is 'Takes the root locks of a run and of all that is live below it, and waits for nobody; answers false where somebody has one of them. Then the caller gives up, and comes again.';
 
 -- Settles what settle_lost leaves to it. In a transaction of its own: a pause takes the root locks of the tree before it locks jobs.
 create function {{schema}}.hold_exhausted(p_job uuid) returns text
@@ -227,8 +251,8 @@ declare
   v_now timestamptz;
 begin
   perform {{schema}}.ensure_today();
-  if v_found is not null then
-    perform {{schema}}.lock_trees('{}', array[v_found]);
+  if v_found is not null and not {{schema}}.tree_is_free(v_found) then
+    return 'busy';
   end if;
   for v_look in 1 .. 2 loop
     if v_look = 2 or v_found is null then
@@ -258,7 +282,7 @@ begin
   return 'held';
 end $$;
 comment on function {{schema}}.hold_exhausted(uuid) is
-  'Settles a job whose worker is lost once too often and whose policy says on_exhausted = hold: it is held, with an incident, and its run is paused, in one transaction. Answers held, or settled where there is nothing to do (any more): its worker lives, or somebody was first.';
+  'Settles a job whose worker is lost once too often and whose policy says on_exhausted = hold: it is held, with an incident, and its run is paused, in one transaction. Answers held; busy where somebody is at its run, who is not waited for; or settled where there is nothing to do (any more): its worker lives, or somebody was first.';
 
 -- What a preparation needs --------------------------------------------------------------------------------------------
 
@@ -278,6 +302,7 @@ declare
   v_job {{schema}}.jobs;
   v_incident {{schema}}.incidents;
   v_holds boolean;
+  v_verdict text;
 begin
   perform from {{schema}}.workers w where w.id = p_worker and w.status in ('live', 'draining') and w.lease_expires_at > {{schema}}.now() for key share;
   v_holds := found;
@@ -288,8 +313,10 @@ begin
     return next;
     return;
   end if;
-  insert into {{schema}}.preparations (job_id, claim_epoch, worker_id, began_at) values (p_job, p_epoch, p_worker, {{schema}}.now()) on conflict do nothing;
+  select p.verdict into v_verdict from {{schema}}.preparations p where p.job_id = p_job and p.claim_epoch = p_epoch;
   if found then
+    answer := v_verdict;
+  else
     select i.* into v_incident from {{schema}}.incidents i where i.job_id = p_job and i.is_current and i.phase = 'prepare' and i.generation = v_job.generation;
     -- What was approved stays so; anything else is granted once for each time.
     if v_incident.launches >= v_incident.bound + v_incident.grants and not (v_incident.code = 'needs_approval' and v_incident.status <> 'exhausted') then
@@ -297,6 +324,7 @@ begin
     elsif v_incident.id is not null then
       perform {{schema}}.launch(v_incident, p_epoch);
     end if;
+    insert into {{schema}}.preparations (job_id, claim_epoch, worker_id, began_at, verdict) values (p_job, p_epoch, p_worker, {{schema}}.now(), answer);
   end if;
   facts := {{schema}}.facts_of(v_job)::text;
   approved := (select coalesce(jsonb_agg(distinct i.fault ->> 'what'), '[]')::text from {{schema}}.incidents i
@@ -354,6 +382,9 @@ declare
   v_kind text;
   v_error jsonb;
   v_reason text;
+  v_told text := p_answer;
+  v_stops boolean;
+  v_locked boolean := false;
 begin
   if (p_answer in ('ready', 'pause', 'needs_approval', 'unmet', 'failed', 'exhausted')) is not true then
     raise exception using errcode = 'WF009', message = format('a preparation answers %L', left(p_answer, 100)), hint = 'It is ready, pause, needs_approval, unmet, failed or exhausted.';
@@ -361,14 +392,26 @@ begin
   perform from {{schema}}.workers w where w.id = p_worker and w.status in ('live', 'draining') and w.lease_expires_at > {{schema}}.now() for key share;
   v_holds := found;
   if p_answer = 'ready' then
+    -- What is given back into a pause is given back under the root lock, or the end of the pause would not see it.
+    if exists (select from {{schema}}.runs r where r.id = v_found and r.status = 'paused') then
+      v_locked := {{schema}}.run_is_free(v_found);
+      if not v_locked then
+        became := 'busy';
+        return next;
+        return;
+      end if;
+    end if;
     perform from {{schema}}.jobs j where j.id = p_job for no key update;
   else
     perform {{schema}}.ensure_today();
     if v_found is null then
       perform from {{schema}}.jobs j where j.id = p_job for update;
-    else
-      -- Under these nobody but its worker ends it; what waits of the tree is locked before it is.
-      perform {{schema}}.lock_trees('{}', array[v_found]);
+    elsif not {{schema}}.tree_is_free(v_found) then
+      -- Under these nobody but its worker ends it; what waits of the tree is locked before it is. Nobody is waited for: this
+      -- is the way of all preparations of a worker.
+      became := 'busy';
+      return next;
+      return;
     end if;
   end if;
   select p.* into v_done from {{schema}}.preparations p where p.job_id = p_job and p.claim_epoch = p_epoch;
@@ -386,6 +429,11 @@ begin
     return;
   elsif p_answer = 'ready' then
     became := case when not v_holds then 'lease' when v_job.cancel_requested_at is not null then 'cancelled' end;
+    -- Asked last: what is paused meanwhile begins no attempt.
+    v_stops := exists (select from {{schema}}.runs r where r.id = v_job.run_id and r.status = 'paused');
+    if became is null and v_stops and not v_locked then
+      became := 'busy';
+    end if;
     if became is not null then
       return next;
       return;
@@ -395,8 +443,7 @@ begin
       perform {{schema}}.note_event(v_incident.id, 'resolved', p_epoch, null, jsonb_build_object('because', 'prepared'));
       update {{schema}}.incidents i set status = 'resolved', resolved_at = {{schema}}.now(), is_current = false where i.id = v_incident.id;
     end loop;
-    -- Asked last: what is paused meanwhile begins no attempt.
-    if exists (select from {{schema}}.runs r where r.id = v_job.run_id and r.status = 'paused') then
+    if v_stops then
       perform {{schema}}.end_attempts(p_worker, array[p_job], array[p_epoch], array['release'], array[null::bigint], array[null::jsonb],
         array[jsonb_build_object('type', 'NotPrepared', 'message', 'prepared, and its run was paused meanwhile', 'reason', 'prepare', 'body_started', false)], array[0::double precision]);
       became := 'paused';
@@ -411,28 +458,32 @@ begin
         p_details := jsonb_build_object('type', 'PrerequisiteInvalid', 'message', format('the preparation answered Unmet(%s), which is no argument of the job, no node that it waits for and no check of the task', to_jsonb(left(p_details ->> 'prerequisite', 128))));
       end if;
     end if;
-    case p_answer
-      when 'exhausted' then
+    v_stops := v_job.cancel_requested_at is not null;
+    case
+      when v_stops then
+        -- It is ended by this, whatever it has said: nothing is left to hold, or to pause for.
+        v_error := jsonb_build_object('type', 'Cancelled', 'message', 'cancelling was requested while it was prepared');
+      when p_answer = 'exhausted' then
         update {{schema}}.incidents i set status = 'exhausted' where i.job_id = p_job and i.is_current = true returning i.* into v_incident;
         v_error := v_incident.fault;
-      when 'failed' then
+      when p_answer = 'failed' then
         v_error := jsonb_build_object('type', left(p_details ->> 'type', 120), 'message', left(p_details ->> 'message', 2000));
         v_incident := {{schema}}.note_fault(v_job, 'prepare', 'preparation_failed', {{schema}}.fault_fingerprint(p_details ->> 'type', p_details ->> 'message'), v_error, {{schema}}.recovery_bound(v_job.policy_id));
         v_delay := {{schema}}.backoff(v_job.policy_id, v_incident.failures);
-      when 'unmet' then
+      when p_answer = 'unmet' then
         v_error := jsonb_build_object('type', 'Unmet', 'message', format('%s %s is not met', v_kind, p_details ->> 'prerequisite'), 'prerequisite', p_details ->> 'prerequisite', 'kind', v_kind);
         v_delay := (p_details ->> 'retry_in')::double precision;
-        v_incident := {{schema}}.note_fault(v_job, 'prepare', 'unmet_prerequisite', format('Unmet: %s %s', v_kind, left(p_details ->> 'prerequisite', 250)), v_error, case when v_delay is null then 0 end);
-      when 'needs_approval' then
+        v_incident := {{schema}}.note_fault(v_job, 'prepare', 'unmet_prerequisite', format('not met: %s %s', v_kind, left(p_details ->> 'prerequisite', 250)), v_error, case when v_delay is null then 0 end);
+      when p_answer = 'needs_approval' then
         v_error := jsonb_build_object('type', 'NeedsApproval', 'message', format('it needs approval: %s', p_details ->> 'what'), 'what', p_details ->> 'what');
-        v_incident := {{schema}}.note_fault(v_job, 'prepare', 'needs_approval', format('NeedsApproval: %s', left(p_details ->> 'what', 300)), v_error, 0);
+        v_incident := {{schema}}.note_fault(v_job, 'prepare', 'needs_approval', format('needs approval: %s', left(p_details ->> 'what', 300)), v_error, 0);
       else
         v_error := jsonb_build_object('type', 'Paused', 'message', format('%s: %s', p_details ->> 'code', coalesce(p_details ->> 'reason', 'its preparation says so')));
         if v_found is null then
-          v_incident := {{schema}}.note_fault(v_job, 'prepare', p_details ->> 'code', format('Pause: %s', p_details ->> 'code'), v_error, 0);
+          v_incident := {{schema}}.note_fault(v_job, 'prepare', p_details ->> 'code', format('asks to pause: %s', p_details ->> 'code'), v_error, 0);
         end if;
     end case;
-    if v_found is not null and (p_answer = 'pause' or v_incident.status = 'exhausted') then
+    if v_found is not null and not v_stops and (p_answer = 'pause' or v_incident.status = 'exhausted') then
       v_reason := left(case when p_answer = 'pause' then coalesce(p_details ->> 'reason', format('the preparation of job %s (%s) says so', p_job, v_job.task))
         else format('job %s (%s): %s', p_job, v_job.task, v_error ->> 'message') end, 2000);
       v_paused := {{schema}}.pause_for(v_found, case when p_answer = 'pause' then p_details ->> 'code' else v_incident.code end, v_reason, 'taskq:prepare');
@@ -451,7 +502,7 @@ begin
     end if;
     incident := v_incident.id;
   end if;
-  update {{schema}}.preparations p set answered_at = {{schema}}.now(), answer = p_answer, became = end_preparation.became,
+  update {{schema}}.preparations p set answered_at = {{schema}}.now(), answer = v_told, became = end_preparation.became,
       details = case when p_answer = 'ready' then p_details else v_error end where p.job_id = p_job and p.claim_epoch = p_epoch;
   if became = 'ready' then
     facts := {{schema}}.facts_of(v_job)::text;
@@ -459,7 +510,7 @@ begin
   return next;
 end $$;
 comment on function {{schema}}.end_preparation(uuid, uuid, bigint, text, jsonb) is
-  'What a preparation has answered, under its fence. ready sets the facts and resolves what held it up, and answers ready (the attempt may begin), or paused, cancelled or lease (it may not). Everything else gives the claim back, which uses no attempt: released (again later), held (by an incident, with its run paused), paused (the run alone) or ended (a cancel had been asked for). fenced: the claim is another''s, or over. Told again, it answers the same.';
+  'What a preparation has answered, under its fence. ready sets the facts and resolves what held it up, and answers ready (the attempt may begin), or paused, cancelled or lease (it may not). Everything else gives the claim back, which uses no attempt: released (again later), held (by an incident, with its run paused), paused (the run alone) or ended (a cancel had been asked for). fenced: the claim is another''s, or over; busy: somebody is at its run, nothing was done, tell it again. Told again, it answers the same.';
 
 -- Grants --------------------------------------------------------------------------------------------------------------
 
@@ -493,7 +544,8 @@ begin
         when v_incident.status = 'resolved' then 'it is resolved' when v_job.generation <> v_incident.generation then format('job %s was reopened since', v_job.id)
         else format('what holds up job %s is incident %s', v_job.id, v_current) end),
       detail = jsonb_build_object('incident_id', incident, 'job_id', v_incident.job_id, 'current', v_current, 'status', v_incident.status)::text,
-      hint = case when v_job.id is not null and v_current is not null then format('Nothing was granted. Look at that one: taskq incidents show %s.', v_current) else 'Nothing was granted, and nothing needs to be.' end;
+      hint = case when v_job.id is not null and v_current is not null then format('Nothing was granted. Look at that one: taskq incidents show %s.', v_current) when exists (select from {{schema}}.run_pauses p where p.incident = v_incident.id and p.run_id = v_incident.run_id)
+          then format('Nothing was granted; its run is still paused for it: taskq runs resume %s.', v_incident.run_id) else 'Nothing was granted, and nothing needs to be.' end;
   elsif v_incident.status = 'granted' then
     return 'already';
   elsif v_incident.status = 'open' then
@@ -533,6 +585,26 @@ create view {{schema}}.open_incidents as
     left join {{schema}}.runs r on r.id = i.run_id
    where i.status <> 'resolved';
 comment on view {{schema}}.open_incidents is 'What holds up jobs: the fault, how often it was seen, what recoveries it has had, and the command that goes on where it waits for somebody.';
+
+create view {{schema}}.paused_runs as
+  select r.id as run_id, r.workflow, r.run_key, p.code, p.reason, p.actor, p.since, r.parent_run, t.id as resume,
+         n.running, n.held,
+         (select i.id from {{schema}}.incidents i where i.id = p.incident and i.is_current and i.status = 'exhausted'
+            and exists (select from {{schema}}.jobs j where j.id = i.job_id and j.generation = i.generation)) as incident
+    from {{schema}}.runs r
+    left join {{schema}}.run_pauses p on p.run_id = r.id
+   cross join lateral (
+     with recursive above as (
+       select r.id, r.parent_run, r.depth, r.status
+       union all
+       select u.id, u.parent_run, u.depth, u.status from above a cross join lateral (select * from {{schema}}.runs o where o.id = a.parent_run limit 1) u)
+     select a.id from above a where a.status = 'paused' order by a.depth limit 1) t
+   cross join lateral (
+     select count(*) filter (where j.status = 'running')::integer as running, count(*) filter (where j.held_reason = 'paused')::integer as held
+       from {{schema}}.nodes o join {{schema}}.jobs j on j.id = o.id where o.run_id = r.id and o.status = 'ready') n
+   where r.finished_at is null and r.status = 'paused';
+comment on view {{schema}}.paused_runs is
+  'Runs that are paused: why (code, reason), by whom and since when, how many of their bodies still run, how many jobs the pause holds, the run to resume (itself, or the highest paused one above it), and the incident that it was paused for, while that waits for a grant.';
 
 create function {{schema}}.prune_incidents(p_limit integer default 1000) returns integer
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

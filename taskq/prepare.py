@@ -72,6 +72,7 @@ class Pause:
         _check("the code of Pause", self.code)
         if not isinstance(self.reason, str) or len(self.reason) > _LONGEST_REASON:
             raise PreparationInvalid(f"the reason of Pause is no text of up to {_LONGEST_REASON} characters")
+        _storable("the reason of Pause", self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,7 @@ class NeedsApproval:
     def __post_init__(self) -> None:
         if not isinstance(self.what, str) or not 1 <= len(self.what.strip()) <= len(self.what) <= _LONGEST_WHAT:
             raise PreparationInvalid(f"what NeedsApproval names is no text of 1 to {_LONGEST_WHAT} characters")
+        _storable("what NeedsApproval names", self.what)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,12 @@ Prepared: TypeAlias = Ready | Pause | NeedsApproval | Unmet | Cancelled
 
 _NAMES: Final = {c.__name__: c for c in (Ready, Pause, NeedsApproval, Unmet, Cancelled)} | {"Prepared": Prepared}
 """What a module may import for its type checker only."""
+
+
+def _storable(what: str, text: str) -> None:
+    """Refuse what PostgreSQL cannot hold as text."""
+    if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+        raise PreparationInvalid(f"{what} has a character that cannot be stored: a NUL, or half of a pair")
 
 
 def _check(what: str, name: object) -> None:

@@ -9,9 +9,10 @@ from uuid import UUID
 
 import psycopg
 import pytest
+from helpers import eventually
 from psycopg.types.json import Jsonb
 from runs_kit import edge, node, result_of, start, store, take
-from sql import Conn, detail, one, policy, rows
+from sql import BOUND, Conn, detail, one, policy, rows
 
 HOLDS = "holds"
 """A policy whose jobs are held once they have been recovered twice."""
@@ -50,17 +51,14 @@ def begin(conn: Conn, worker: UUID, claimed: Mapping[str, Any]) -> dict[str, Any
 def answer(
     conn: Conn, worker: UUID, claimed: Mapping[str, Any], said: str, details: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Answer a preparation; what became of the claim."""
-    [row] = rows(
-        conn,
-        "select * from taskq.end_preparation(%s, %s, %s, %s, %s)",
-        worker,
-        claimed["job_id"],
-        claimed["claim_epoch"],
-        said,
-        Jsonb(dict(details or {})),
-    )
-    return row
+    """Answer a preparation, again while somebody is at its run; what became of the claim."""
+    query = "select * from taskq.end_preparation(%s, %s, %s, %s, %s)"
+    told = (worker, claimed["job_id"], claimed["claim_epoch"], said, Jsonb(dict(details or {})))
+    return eventually(lambda: busy_as_none(rows(conn, query, *told)[0]), BOUND)
+
+
+def busy_as_none(row: dict[str, Any]) -> dict[str, Any] | None:
+    return None if row["became"] == "busy" else row
 
 
 def prepare(

@@ -19,7 +19,7 @@ import asyncpg
 
 from taskq import errors
 from taskq.telemetry import get_logger
-from taskq.worker.connection import DATABASE_ERRORS, Connection
+from taskq.worker.connection import DATABASE_ERRORS, Connection, is_connection_failure
 from taskq.worker.lease import boot_clock
 
 log = get_logger("maintenance")
@@ -190,11 +190,22 @@ class Maintenance:
             worker_id = row["worker_id"]
             became = row["settled"]
             if became == "exhausted":
-                became = (await self._conn.fetch(self._sql["hold_exhausted"], row["job_id"]))[0]["became"]
-                if became == "settled":
-                    # Somebody was first, or its end came after all.
+                became = await self._hold_exhausted(row["job_id"])
+                if became != "held":
+                    # Somebody was first, or is at its run: then it is found again.
                     continue
             log.warning("job.settled", **of_job, became=became, worker_id=worker_id, error_type=row["why"])
+
+    async def _hold_exhausted(self, job_id: UUID) -> str:
+        """Hold a job that was lost once too often; what is refused of one keeps none of the others from it."""
+        try:
+            became: str = (await self._conn.fetch(self._sql["hold_exhausted"], job_id))[0]["became"]
+        except asyncpg.PostgresError as exc:
+            if is_connection_failure(exc):
+                raise
+            log.error("job.not_settled", job_id=job_id, duty="hold_exhausted", sqlstate=exc.sqlstate)
+            return "refused"
+        return became
 
     async def _sweep(self) -> None:
         until = boot_clock() + SWEEP_FOR
@@ -217,6 +228,9 @@ class Maintenance:
                     self._partitions_at = 0.0
                     log.error("job.not_settled", job_id=row["job_id"], duty=query, sqlstate=row["settled"][7:])
                 else:
+                    if row["settled"] == "exhausted":
+                        # Settled by what follows, or found again at the next look.
+                        failed.append(row["job_id"])
                     yield row
 
     async def _reconcile(self) -> None:

@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import random
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeVar
 from uuid import UUID
 
@@ -21,14 +23,18 @@ from taskq.policy import check_name
 from taskq.prepare import Cancelled, NeedsApproval, Pause, Preparation, PrepareContext, Ready, Unmet
 from taskq.reconcile_hooks import with_defaults
 from taskq.tasks import Task
-from taskq.worker.claims import Claim
 from taskq.worker.connection import DATABASE_ERRORS, Connection
 from taskq.worker.disposition import BodyEnd, FencedOut, Interrupted, NotPrepared
 from taskq.worker.running import Running
 
 MOST_FACTS: Final = 100
+BUSY_PAUSE: Final = 0.1
+"""Seconds, at random up to twice as many, until an answer is told again that found somebody at its run."""
 MOST_BYTES: Final = 64 * 1024
 """Bytes of JSON that the facts of one answer may have."""
+
+REFUSED: Final = ("22", "23")
+"""Classes of SQLSTATE that say that what was told cannot be stored, now or later."""
 
 T = TypeVar("T")
 
@@ -76,7 +82,7 @@ class Preparer:
         """
         kwargs = with_defaults(preparation.signature, task.codec.decode(run.claim.payload))
         run.phase = "preparing"
-        begun = await self._told(run, host, self._begin(run.claim))
+        begun = await self._told(run, host, self._begin(run))
         if isinstance(begun, BodyEnd):
             return begun
         said = Answered("exhausted", "{}")
@@ -87,7 +93,7 @@ class Preparer:
             if not isinstance(found, Answered):
                 return found
             said = found
-        ended = await self._told(run, host, self._end(run.claim, said), answered=True)
+        ended = await self._told(run, host, self._end(run, said), answered=True)
         if isinstance(ended, BodyEnd):
             return ended
         if ended["became"] != "ready":
@@ -110,7 +116,9 @@ class Preparer:
         """
         run.started = math.inf  # its timeout is for the function
         row = await host.until_done(asyncio.ensure_future(asking))
-        verdict = "lease" if row is None else row["became" if answered else "answer"]
+        if row is None:
+            return Interrupted(run.interrupt or "lease", started=False)
+        verdict = row["became" if answered else "answer"]
         match verdict:
             case "fenced":
                 return FencedOut()
@@ -118,7 +126,7 @@ class Preparer:
                 return Interrupted("lease", started=False)
             case "cancelled":
                 return Interrupted("cancel", started=False)
-            case "go" | "exhausted" | "ready" if run.interrupt not in (None, "timeout"):
+            case "go" | "exhausted" | "ready" if run.interrupt is not None:
                 return Interrupted(run.interrupt, started=False)
         return row  # type: ignore[no-any-return]
 
@@ -174,23 +182,40 @@ class Preparer:
         assert by is not None
         return Interrupted(by, started=False)
 
-    def _begin(self, claim: Claim) -> Awaitable[Any]:
-        return self._ask("begin_preparation", claim)
+    def _begin(self, run: Running) -> Awaitable[Any]:
+        return self._ask("begin_preparation", run)
 
-    def _end(self, claim: Claim, said: Answered) -> Awaitable[Any]:
-        return self._ask("end_preparation", claim, *said)
+    async def _end(self, run: Running, said: Answered) -> Any:
+        try:
+            return await self._ask("end_preparation", run, *said)
+        except errors.PreparationInvalid as exc:
+            # Told as that, once: what is refused again is given back.
+            with suppress(errors.PreparationInvalid):
+                return await self._ask("end_preparation", run, *_failed(exc))
+        return None
 
-    async def _ask(self, query: str, claim: Claim, *args: str) -> Any:
-        """Ask until there is an answer; None once the lease has ended."""
-        while self._may_go_on():
+    async def _ask(self, query: str, run: Running, *args: str) -> Any:
+        """Ask until there is an answer; None once the lease has ended, or the claim is to be given back.
+
+        Raises:
+            PreparationInvalid: The database refuses what is told, however often.
+        """
+        claim = run.claim
+        while self._may_go_on() and run.interrupt is None:
             try:
                 rows = await self._conn.fetch(
                     self._sql[query], str(claim.worker_id), str(claim.job_id), claim.claim_epoch, *args
                 )
             except DATABASE_ERRORS as exc:
+                state = getattr(exc, "sqlstate", None) or ""
+                if args and state[:2] in REFUSED:
+                    why = f"its answer cannot be stored: {exc}".splitlines()[0]
+                    raise errors.PreparationInvalid(f"{why} (SQLSTATE {state})") from exc
                 await self._conn.pause_after_failure(exc)
             else:
-                return rows[0]
+                if not args or rows[0]["became"] != "busy":
+                    return rows[0]
+                await asyncio.sleep(BUSY_PAUSE * (1 + random.random()))
         return None
 
 

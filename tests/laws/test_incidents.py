@@ -6,6 +6,7 @@ import re
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 from incidents_kit import FAILED, HOLDS, current, events, grant, holding, pair, prepare, refusal
 from runs_kit import do, edge, finish, info, job_of, kinds, node, start, store, take, tree, worker_for
@@ -19,6 +20,7 @@ from sql import (
     lose,
     make_due,
     one,
+    policy,
     refused,
     resolve,
     retry,
@@ -376,6 +378,69 @@ def test_a_job_that_is_claimed_while_others_have_the_queue_is_not_held_up(conn: 
             if row["settled"] == "exhausted":
                 skip.append(row["job_id"])
     assert settled == {**dict.fromkeys(jobs, "exhausted"), plain: "pending"}
+
+
+@pytest.mark.parametrize("how", ["release", "retry", "snooze"])
+def test_one_grant_is_one_recovery_however_often_its_attempts_come_back(conn: Conn, how: str) -> None:
+    run = start(conn, store(conn, [node("a", policy_id=holding(conn, 0), max_attempts=5)]))
+    job = job_of(conn, run, "a")
+    losses(conn, "a", 1)
+    incident = current(conn, job)["id"]
+    grant(conn, incident)
+    worker = worker_for(conn)
+    for _ in range(3):
+        [claimed] = take(conn, worker, "a").values()
+        finish(conn, worker, claimed, how)
+        make_due(conn, job)
+    assert events(conn, incident) == ["failed", "granted", "launched"]
+    # Lost again, it waits for another.
+    take(conn, worker, "a")
+    assert lost(conn, worker) == [("a", "held")]
+    assert (events(conn, incident)[-1], violations(conn)) == ("failed", [])
+
+
+def test_an_ordered_job_is_held_in_its_line_until_it_is_granted(conn: Conn) -> None:
+    curve = {"kind": "constant", "base": 0, "factor": 2, "cap": 1, "jitter": 0}
+    of = policy(conn, "goes-on", on_exhausted="hold", max_recoveries=0, ordering="continue", retry={"backoff": curve})
+    side = {"effect_class": "side_effecting", "required_worker_schema": 2}
+    first = enqueue(conn, ordering_key="k", policy_id=of, **side)
+    second = enqueue(conn, ordering_key="k", policy_id=of)
+    worker = worker_for(conn)
+    [claimed] = claim(conn, worker)
+    start_effects(conn, worker, (first, 1))
+    assert lost(conn, worker) == [("t", "unknown")]
+    # Under continue the next one goes on while it is unknown.
+    said = "select taskq.answer_reconcile(%s, 1, false, null, 'asked', 'hook', null)"
+    assert one(conn, said, first) == "held"
+    assert state(conn, first) == ("held", "incident")
+    worker = worker_for(conn)
+    [claimed] = claim(conn, worker)
+    assert claimed["job_id"] == second
+    finish(conn, worker, claimed)
+    third = enqueue(conn, ordering_key="k", policy_id=of)
+    assert (claim(conn, worker), state(conn, third)) == ([], ("held", "ordering"))
+    grant(conn, current(conn, first)["id"])
+    assert [row["job_id"] for row in claim(conn, worker)] == [first]
+    assert violations(conn) == []
+
+
+def test_what_was_cancelled_leaves_a_pause_that_says_how_it_goes_on(conn: Conn) -> None:
+    worker = worker_for(conn)
+    of = {"policy_id": holding(conn, 0)}
+    run = start(conn, store(conn, [node("a", **of), node("b")], on_failure="finish"))
+    prepare(conn, worker, "a", "failed", FAILED)
+    job = job_of(conn, run, "a")
+    incident = current(conn, job)["id"]
+    assert cancel(conn, job) == "cancelled"
+    # The pause stays, and names no incident any more: it is resumed.
+    [pause] = rows(conn, "select incident, resume from taskq.paused_runs where run_id = %s", run)
+    assert (pause["incident"], pause["resume"]) == (None, run)
+    with pytest.raises(psycopg.Error) as caught, conn.transaction():
+        grant(conn, incident)
+    assert f"taskq runs resume {run}" in str(caught.value.diag.message_hint)
+    assert one(conn, "select taskq.resume_run(%s, 'the rest', 'me')", run) == "resumed"
+    do(conn, worker, "b")
+    assert (info(conn, run)["status"], violations(conn)) == ("failed", [])
 
 
 # What verify reports --------------------------------------------------------------------------------------------------

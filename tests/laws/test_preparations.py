@@ -69,8 +69,11 @@ def test_told_again_it_answers_the_same_and_counts_once(conn: Conn) -> None:
     assert begin(conn, worker, claimed) == begin(conn, worker, claimed)
     for _ in range(2):
         assert answer(conn, worker, claimed, "failed", FAILED)["became"] == "released"
-    incident = current(conn, claimed["job_id"])
-    assert (incident["failures"], events(conn, incident["id"])) == (1, ["failed"])
+    other = prepare(conn, worker, "a", "unmet", {"prerequisite": "nothing", "checks": []})[0]
+    # Noted as another fault than it was told as.
+    assert answer(conn, worker, other, "unmet", {"prerequisite": "nothing", "checks": []})["became"] == "released"
+    [incident] = rows(conn, "select * from taskq.incidents where not is_current")
+    assert (incident["failures"], events(conn, incident["id"])) == (1, ["failed", "launched"])
     # Another answer to a claim that is over is none.
     assert answer(conn, worker, claimed, "ready")["became"] == "fenced"
     assert violations(conn) == []
@@ -249,16 +252,16 @@ def test_what_was_cancelled_meanwhile_begins_no_attempt(conn: Conn) -> None:
 )
 def test_whatever_it_answers_a_cancel_that_was_asked_for_ends_it(conn: Conn, said: str, details: Any) -> None:
     worker = worker_for(conn)
-    run = pair(conn)
+    of = {"policy_id": holding(conn, 0)}
+    run = start(conn, store(conn, [node("a", **of), node("other")], on_failure="finish"))
     [claimed] = take(conn, worker, "a").values()
     begin(conn, worker, claimed)
     cancel(conn, claimed["job_id"])
     assert answer(conn, worker, claimed, said, details)["became"] == "ended"
     assert answer(conn, worker, claimed, said, details)["became"] == "ended"
-    assert (get(conn, claimed["job_id"])["status"], info(conn, run)["status"]) == ("cancelled", "failed")
-    one(conn, "select taskq.prune()")
-    assert rows(conn, "select * from taskq.incidents where status <> 'resolved'") == []
-    assert violations(conn) == []
+    # Nothing is left to hold, so nothing is paused for it.
+    assert (get(conn, claimed["job_id"])["status"], info(conn, run)["status"]) == ("cancelled", "running")
+    assert (rows(conn, "select * from taskq.incidents"), violations(conn)) == ([], [])
 
 
 def test_a_preparation_of_a_cancelled_or_lost_claim_does_not_begin(conn: Conn) -> None:
@@ -326,7 +329,8 @@ def test_what_was_granted_and_lost_on_the_way_is_granted_again(conn: Conn) -> No
     # Handed back by a worker that stops: the one recovery was used.
     finish(conn, worker, claimed, "release")
     [claimed] = take(conn, worker, "a").values()
-    assert begin(conn, worker, claimed)["answer"] == "exhausted"
+    for _ in range(2):
+        assert begin(conn, worker, claimed)["answer"] == "exhausted"
     assert answer(conn, worker, claimed, "exhausted")["became"] == "held"
     assert (state(conn, job), current(conn, job)["status"]) == (("held", "incident"), "exhausted")
     assert (events(conn, current(conn, job)["id"]), violations(conn)) == (["failed", "granted", "launched"], [])
@@ -523,3 +527,17 @@ def test_a_child_run_is_paused_for_its_own_node_alone(conn: Conn) -> None:
     do(conn, worker, "inner:await")
     do(conn, worker, "b")
     assert (info(conn, run)["status"], violations(conn)) == ("succeeded", [])
+
+
+def test_faults_of_other_kinds_are_others_whatever_their_names(conn: Conn) -> None:
+    worker = worker_for(conn)
+    pair(conn, recoveries=5)
+    claimed, _ = prepare(conn, worker, "a", "needs_approval", {"what": "delete all"})
+    asked = current(conn, claimed["job_id"])
+    grant(conn, asked["id"])
+    prepare(conn, worker, "a", "failed", {"type": "NeedsApproval", "message": "delete all"})
+    failed = current(conn, claimed["job_id"])
+    assert (failed["id"] != asked["id"], failed["code"], failed["bound"]) == (True, "preparation_failed", 5)
+    make_due(conn, claimed["job_id"])
+    [claimed] = take(conn, worker, "a").values()
+    assert begin(conn, worker, claimed)["approved"] == ["delete all"]

@@ -140,6 +140,7 @@ CALLS = {
     "launch": "select taskq.launch(null::taskq.incidents, 1)",
     "write_facts": "select taskq.write_facts(null::taskq.jobs, '{}')",
     "prune_incidents": "select taskq.prune_incidents()",
+    "tree_is_free": "select taskq.tree_is_free(taskq.id_zero())",
     "show_recovery": "select taskq.show_recovery(taskq.id_zero())",
     "check_incidents": "select * from taskq.check_incidents()",
     "open_budget": "select taskq.open_budget(null::taskq.runs, 1)",
@@ -287,6 +288,7 @@ MAY = {
     - {"lift_pauses", "lock_waiting"}
     - {"open_budget", "take_budget", "give_back_budget"}
     - {"note_event", "note_fault", "launch", "pause_for", "hold_for", "write_facts", "prune_incidents", "show_recovery"}
+    - {"tree_is_free"}
     - {"admit_loop", "advance_loop", "reopen_loop"}
     - {"admit_emit", "take_page", "ask_page", "advance_emit", "reopen_emit"}
     - {"begin_child", "release_parent", "stop_run", "admit_run", "reopen_run", "may_reopen"},

@@ -33,7 +33,6 @@ from taskq import (
 )
 from taskq.telemetry.events import OF_JOB
 from taskq.testing import drain
-from taskq.worker.claims import Claim
 from taskq.worker.connection import Connection
 from taskq.worker.preparing import Preparer
 from taskq.worker.running import Running
@@ -218,6 +217,8 @@ async def test_any_other_answer_is_a_fault_of_a_type(
         lambda: Pause("code", 7),  # type: ignore[arg-type]
         lambda: NeedsApproval(" "),
         lambda: NeedsApproval("x" * 301),
+        lambda: NeedsApproval("a NUL: \0"),
+        lambda: Pause("code", "half of a pair: \ud800"),
         lambda: Unmet("two words"),
         lambda: Unmet("a", retry_in="soon"),
     ],
@@ -396,10 +397,10 @@ async def test_a_claim_that_does_not_hold_any_more_is_not_prepared(
     begins = Preparer._begin
     epochs: list[int] = []
 
-    async def later(self: Preparer, claim: Claim) -> Any:
-        if claim.claim_epoch == 1:
+    async def later(self: Preparer, run: Running) -> Any:
+        if run.claim.claim_epoch == 1:
             await gates.wait("begin")
-        return await begins(self, claim)
+        return await begins(self, run)
 
     def look(ctx: PrepareContext) -> Ready:
         epochs.append(ctx.claim_epoch)
@@ -438,9 +439,9 @@ async def test_a_worker_that_stops_before_it_was_told_to_begin_calls_nothing(
 ) -> None:
     begins = Preparer._begin
 
-    async def later(self: Preparer, claim: Claim) -> Any:
+    async def later(self: Preparer, run: Running) -> Any:
         await gates.wait("begin")
-        return await begins(self, claim)
+        return await begins(self, run)
 
     def look() -> Ready:
         raise AssertionError("it is not called")
@@ -513,6 +514,65 @@ async def test_an_answer_whose_connection_is_lost_is_sent_again(
             await aeventually(killed, BOUND)
         assert await job.result(timeout=BOUND) == 1
     assert await outcomes(aconn, job.id) == ["succeeded"]
+
+
+@pytest.mark.parametrize("always", [False, True])
+async def test_an_answer_that_the_database_refuses_is_a_fault_and_is_not_sent_for_ever(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, always: bool
+) -> None:
+    """A check that only this test knows stands for whatever cannot be stored."""
+    await aconn.execute(
+        "alter table taskq.preparations add constraint refused check (answer is null or answer = 'failed' and"
+        f" {'claim_epoch > 1' if always else 'true'})"
+    )
+    calls: list[int] = []
+
+    def look(ctx: PrepareContext) -> Ready:
+        calls.append(ctx.claim_epoch)
+        return Ready({"x": 1})
+
+    @app.task(prepare=look, max_recoveries=0)
+    async def body() -> int:
+        return 1
+
+    job = await body.enqueue()
+    async with run_worker():
+        incident = await until_held(aconn, job.id)
+        assert incident["fault"]["type"] == "PreparationInvalid"
+        assert "23514" in incident["fault"]["message"]
+    # Refused even as a fault it is handed back, and told at the next claim.
+    assert calls == ([1, 2] if always else [1])
+
+
+async def test_a_run_that_somebody_is_at_holds_up_its_own_answer_alone(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates
+) -> None:
+    async def waits(n: int) -> Pause | Ready:
+        await gates.wait(f"gate{n}")
+        return Pause("here") if n == 1 else Ready()
+
+    @app.task(prepare=waits)
+    async def body(n: int) -> int:
+        return n
+
+    @app.workflow
+    def flow(n: int) -> int:
+        return body.step(n)
+
+    run = await flow.start(1)
+    async with run_worker():
+        await gates.until_reached("gate1")
+        async with aconn.transaction():
+            await aconn.execute("select from taskq.runs where id = $1 for update", run.id)
+            gates.open("gate1")
+            other = await body.enqueue(2)
+            gates.open("gate2")
+            assert await other.result(timeout=BOUND) == 2
+        assert await aeventually(lambda: paused(aconn, run.id), BOUND)
+
+
+async def paused(aconn: asyncpg.Connection, run: UUID) -> bool:
+    return bool(await aconn.fetchval("select status = 'paused' from taskq.runs where id = $1", run))
 
 
 async def test_a_preparation_that_is_left_behind_by_a_closing_worker_is_left(app: TaskQ) -> None:

@@ -10,6 +10,7 @@ from uuid import UUID
 import psycopg
 import pytest
 from incidents_kit import FAILED, answer, begin, current, events, grant, holding, pair, prepare
+from psycopg.types.json import Jsonb
 from runs_kit import edge, finish, info, job_of, node, start, store, take, tree, worker_for
 from sql import BOUND, Conn, End, attempts, end, exchange, get, lose, one, rows, sessions, violations
 
@@ -52,7 +53,13 @@ def test_two_who_recover_the_same_job_hold_it_once(dsn: str, conn: Conn) -> None
     run, worker, claim = claimed(conn)
     job = claim["job_id"]
     lose(conn, worker)
-    assert race(dsn, lambda c: one(c, HOLD, job), lambda c: one(c, HOLD, job)) == ("held", "settled")
+    with sessions(dsn) as [first, second]:
+        first.begin()
+        assert first.do(lambda c: one(c, HOLD, job)) == "held"
+        # Nobody is waited for: it is found again.
+        assert second.do(lambda c: one(c, HOLD, job)) == "busy"
+        first.commit()
+        assert second.do(lambda c: one(c, HOLD, job)) == "settled"
     assert (events(conn, current(conn, job)["id"]), info(conn, run)["status"]) == (["failed"], "paused")
     assert violations(conn) == []
 
@@ -70,7 +77,12 @@ def test_the_late_end_of_a_lost_owner_and_a_recoverer_agree(dsn: str, conn: Conn
         return one(c, HOLD, job)
 
     if first == "owner":
-        assert race(dsn, ends, holds) == ([], "settled")
+        with sessions(dsn) as [ending, recovering]:
+            ending.begin()
+            assert ending.do(ends) == []
+            assert recovering.do(holds) == "busy"
+            ending.commit()
+            assert recovering.do(holds) == "settled"
         assert (attempts(conn, job), tree(conn, run)["b"]) == ([(1, "succeeded")], "pending")
     else:
         # Its run is busy: the end is sent again, and is fenced out then.
@@ -255,8 +267,8 @@ def test_two_preparations_of_one_tree_that_fail_at_once_both_hold_their_node(dsn
         assert first.do(fails("a")) == "held"
         second.do(lambda c: c.execute(f"begin isolation level {level}"))
         second.do(lambda c: rows(c, "select 1 from taskq.runs"))
+        # It waits for nobody, and is told again.
         waiting = second.start(answered(fails("b")))
-        second.waits_for(first)
         first.commit()
         got = waiting.result(BOUND)
         if level == "read committed":
@@ -282,8 +294,12 @@ def test_a_parent_that_is_paused_while_a_node_of_its_child_is_held(dsn: str, con
     [claim] = take(conn, worker, "x").values()
     begin(conn, worker, claim)
     child = one(conn, "select id from taskq.runs where parent_run = %s", run)
-    answers = race(dsn, lambda c: one(c, PAUSE, run), lambda c: answer(c, worker, claim, "failed", FAILED)["became"])
-    assert answers == ("paused", "held")
+    with sessions(dsn) as [pausing, preparing]:
+        pausing.begin()
+        assert pausing.do(lambda c: one(c, PAUSE, run)) == "paused"
+        waiting = preparing.start(lambda c: answer(c, worker, claim, "failed", FAILED)["became"])
+        pausing.commit()
+        assert waiting.result(BOUND) == "held"
     assert (info(conn, run)["status"], info(conn, child)["status"]) == ("paused", "paused")
     assert rows(conn, "select incident from taskq.run_pauses where incident is not null") == []
     incident = current(conn, claim["job_id"])["id"]
@@ -308,3 +324,32 @@ def test_an_end_of_the_owner_while_it_is_granted_nothing_is_lost(dsn: str, conn:
     assert answers == (["a"], "WF044")
     assert end(conn, other, End(claim["job_id"], 2)) == 1
     assert (tree(conn, run)["a"], violations(conn)) == ("succeeded", [])
+
+
+def test_what_is_ready_in_a_pause_that_ends_just_now_is_not_left_held(dsn: str, conn: Conn) -> None:
+    """The end of the pause holds the root lock, and has seen the job running: so ready is told again after it."""
+    run, worker, claim = claimed(conn)
+    begin(conn, worker, claim)
+    one(conn, PAUSE, run)
+    query = "select became from taskq.end_preparation(%s, %s, 1, 'ready', '{}')"
+    with sessions(dsn) as [resuming, preparing]:
+        resuming.begin()
+        assert resuming.do(lambda c: one(c, RESUME, run)) == "resumed"
+        assert preparing.do(lambda c: one(c, query, worker, claim["job_id"])) == "busy"
+        resuming.commit()
+        assert preparing.do(lambda c: one(c, query, worker, claim["job_id"])) == "ready"
+    assert (get(conn, claim["job_id"])["status"], violations(conn)) == ("running", [])
+
+
+def test_one_whose_run_somebody_is_at_keeps_no_other_from_its_answer(dsn: str, conn: Conn) -> None:
+    run, worker, claim = claimed(conn)
+    begin(conn, worker, claim)
+    query = "select became from taskq.end_preparation(%s, %s, 1, 'failed', %s)"
+    told = (worker, claim["job_id"], Jsonb(FAILED))
+    with sessions(dsn) as [other, preparing]:
+        other.begin()
+        other.do(lambda c: rows(c, "select 1 from taskq.runs where id = %s for update", run))
+        assert preparing.do(lambda c: one(c, query, *told)) == "busy"
+        other.rollback()
+        assert preparing.do(lambda c: one(c, query, *told)) == "held"
+    assert violations(conn) == []
