@@ -34,6 +34,7 @@ from guards.effect_steps import OF_EFFECT_STEPS  # noqa: E402
 from guards.effects import OF_EFFECTS  # noqa: E402
 from guards.emits import OF_EMITS  # noqa: E402
 from guards.fences import FENCES  # noqa: E402
+from guards.incidents import OF_INCIDENTS  # noqa: E402
 from guards.knobs import KNOBS  # noqa: E402
 from guards.laws import LAWS  # noqa: E402
 from guards.loops import OF_LOOPS  # noqa: E402
@@ -62,6 +63,7 @@ GUARDS: tuple[Guard, ...] = (
         *OF_LOOPS,
         *OF_PAUSES,
         *OF_WORK_BUDGETS,
+        *OF_INCIDENTS,
         *AROUND_RUNS,
         *COHORTS,
         *KNOBS,

@@ -541,3 +541,17 @@ def test_faults_of_other_kinds_are_others_whatever_their_names(conn: Conn) -> No
     make_due(conn, claimed["job_id"])
     [claimed] = take(conn, worker, "a").values()
     assert begin(conn, worker, claimed)["approved"] == ["delete all"]
+
+
+def test_a_fact_that_has_moved_since_it_was_seen_stays(conn: Conn) -> None:
+    worker = worker_for(conn)
+    run = start(conn, store(conn, [node("a"), node("b"), node("c")]))
+    claims = take(conn, worker, "a", "b", "c")
+    begin(conn, worker, claims["a"])
+    answer(conn, worker, claims["a"], "ready", {"facts": {"rate": {"seen": 0, "value": 1}}})
+    for name in ("b", "c"):
+        assert begin(conn, worker, claims[name])["facts"]["rate"]["version"] == 1
+    for name in ("b", "c"):
+        answer(conn, worker, claims[name], "ready", {"facts": {"rate": {"seen": 1, "value": name}}})
+    [row] = rows(conn, "select value, version from taskq.facts where owner = %s", run)
+    assert (row["value"], row["version"]) == ("b", 2)

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from taskq import JobContext, Retry, RetryAfter, Snooze, TaskQ, constant
+from taskq import JobContext, Ready, Retry, RetryAfter, Snooze, TaskQ, constant
 from taskq.errors import JobCancelled
 
 if os.environ.get("PROCESS_APP_BREAKS"):
@@ -192,3 +192,12 @@ def pays(ctx: JobContext, how: str) -> str:
             raise AssertionError("nobody told it, nobody stopped it")
         time.sleep(0.01)
     return "told"
+
+
+def looks(n: int) -> Ready:
+    return Ready({"n": n, "in": os.getpid()})
+
+
+@app.task(process=True, prepare=looks)
+def prepared(ctx: JobContext, n: int) -> dict[str, Any]:
+    return {**ctx.facts, "body": os.getpid()}

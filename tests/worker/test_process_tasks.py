@@ -80,6 +80,13 @@ async def test_functions_and_coroutines_run_in_a_child_that_is_used_again(run_wo
     assert not lives(pid)
 
 
+async def test_a_body_in_a_child_is_told_what_its_preparation_found_in_the_worker(run_worker: RunWorker) -> None:
+    async with run_worker(**SLOW):
+        told = await (await bodies.prepared.enqueue(4)).result(timeout=LONG)
+    assert (told["n"], told["in"]) == (4, os.getpid())
+    assert told["body"] != os.getpid()
+
+
 async def test_what_a_context_is_told_in_a_child(run_worker: RunWorker, aconn: asyncpg.Connection) -> None:
     bodies.seen.set("the worker's")
     async with run_worker(**SLOW):
