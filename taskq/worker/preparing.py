@@ -2,7 +2,8 @@
 
 Two statements: one that a preparation begins, which uses up what was granted, and one with its answer, which gives the
 claim back unless the attempt may begin. Both are sent again until they are answered or the lease has ended; told twice,
-the database answers the same. They go over a connection of their own, since an answer may wait for the locks of a run.
+the database answers the same. They go over a connection of their own, so that effect starts do not wait behind an
+answer that pauses a large run. Where somebody is at the run nothing was done, and the answer is told again.
 """
 
 from __future__ import annotations

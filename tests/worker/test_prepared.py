@@ -461,6 +461,44 @@ async def test_a_worker_that_stops_before_it_was_told_to_begin_calls_nothing(
     assert await aconn.fetchval("select count(*) from taskq.incidents") == 0
 
 
+async def test_a_worker_that_stops_while_it_is_told_to_begin_calls_nothing(
+    app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begins = Preparer._begin
+
+    async def later(self: Preparer, run: Running) -> Any:
+        await gates.wait("begin")
+        return await begins(self, run)
+
+    def look() -> Ready:
+        raise AssertionError("it is not called")
+
+    @app.task(prepare=look)
+    async def body() -> int:
+        return 1
+
+    monkeypatch.setattr(Preparer, "_begin", later)
+    job = await body.enqueue()
+    waits = (
+        "select count(*) = 1 from pg_stat_activity where application_name like '%taskq prepare'"
+        " and datname = current_database() and wait_event_type = 'Lock'"
+    )
+
+    async def asks() -> bool:
+        return bool(await aconn.fetchval(waits))
+
+    async with run_worker(grace=0.01) as worker:
+        await gates.until_reached("begin")
+        async with aconn.transaction():
+            await aconn.execute("select from taskq.jobs where id = $1 for update", job.id)
+            gates.open("begin")
+            await aeventually(asks, BOUND)
+            worker.stop()
+            await aeventually(lambda: any(run.interrupt for run in worker.parts.executor.running.values()), BOUND)
+    assert await outcomes(aconn, job.id) == ["released"]
+    assert await aconn.fetchval("select answer from taskq.preparations where job_id = $1", job.id) is None
+
+
 async def test_what_has_nothing_left_is_held_again_and_not_called(
     app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, events: Events
 ) -> None:
