@@ -87,7 +87,7 @@ PROPERTY_EXAMPLES ?= 1000
 
 .PHONY: property
 property: $(VENV)/.dev ## Many random programs against the model (about half an hour; PROPERTY_EXAMPLES=1000 a test)
-	TASKQ_PROPERTY_EXAMPLES=$(PROPERTY_EXAMPLES) $(PYTEST) -s tests/model
+	TASKQ_PROPERTY_EXAMPLES=$(PROPERTY_EXAMPLES) $(PYTEST) -s tests/model tests/laws/test_interruptions.py
 
 .PHONY: model
 model: ## Search the model of claims, effects and losses: every state, then every broken design (half a minute)

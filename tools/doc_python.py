@@ -172,7 +172,8 @@ def python_bodies() -> str:
     later = (taskq.RetryAfter, taskq.Snooze)
     inits = {kind: inspect.getattr_static(kind, "__init__") for kind in later}
     raised = (entry(k.__name__, inits[k], k.__doc__, bound=True, level="###") for k in later)
-    return "\n".join((of_class(taskq.JobContext), *raised))
+    prepares = (taskq.PrepareContext, taskq.Ready, taskq.Unmet, taskq.NeedsApproval, taskq.Pause, taskq.Cancelled)
+    return "\n".join((of_class(taskq.JobContext), *(of_class(kind) for kind in prepares), *raised))
 
 
 def python_jobs(comments: Mapping[str, str]) -> str:
