@@ -57,7 +57,8 @@ def others(conn: Conn) -> None:
         "taskq.incidents (job_id, generation, phase, fingerprint, code, fault, status, opened_at, seen_at)"
         " select taskq.new_id(), 0, 'prepare', 'f', 'c', '{}', 'open', now(), now()",
         "taskq.incident_events (incident_id, n, at, kind) select taskq.new_id(), 1, now(), 'failed'",
-        "taskq.preparations (job_id, claim_epoch, worker_id, began_at) select taskq.new_id(), 1, taskq.new_id(), now()",
+        "taskq.preparations (job_id, claim_epoch, worker_id, began_at, verdict)"
+        " select taskq.new_id(), 1, taskq.new_id(), now(), 'go'",
         "taskq.facts (owner, name, version, job_id, claim_epoch, set_at) select taskq.new_id(), 'n', 1, taskq.new_id(),"
         " 1, now()",
     ):

@@ -485,6 +485,8 @@ async def test_a_worker_that_stops_while_it_is_told_to_begin_calls_nothing(
     )
 
     async def asks() -> bool:
+        # A transaction looks at the sessions as they were at its first look.
+        await aconn.execute("select pg_stat_clear_snapshot()")
         return bool(await aconn.fetchval(waits))
 
     async with run_worker(grace=0.01) as worker:
@@ -547,6 +549,8 @@ async def test_an_answer_whose_connection_is_lost_is_sent_again(
             gates.open()
 
             async def killed() -> bool:
+                # A transaction looks at the sessions as they were at its first look.
+                await aconn.execute("select pg_stat_clear_snapshot()")
                 return bool(await aconn.fetch(kill))
 
             await aeventually(killed, BOUND)
