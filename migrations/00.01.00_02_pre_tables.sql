@@ -90,7 +90,7 @@ comment on column {{schema}}.jobs.max_attempts is 'How many failures of the body
 comment on column {{schema}}.jobs.recoveries is 'How often it was to run again because its worker was lost, or its unknown outcome turned out not to have happened, in this generation.';
 comment on column {{schema}}.jobs.retry_afters is 'How often the body asked to be retried after a delay, in this generation.';
 comment on column {{schema}}.jobs.snoozes is 'How often the body snoozed, in this generation.';
-comment on column {{schema}}.jobs.releases is 'How often a stopping worker handed the job back, in this generation.';
+comment on column {{schema}}.jobs.releases is 'How often the job was handed back, by a worker that stopped or by its preparation, in this generation.';
 comment on column {{schema}}.jobs.generation is 'How often the finished job has been reopened.';
 comment on column {{schema}}.jobs.pruned_attempts is 'Ended attempts whose ledger partition has been dropped.';
 comment on column {{schema}}.jobs.required_worker_schema is 'The capability level that a worker must have to run it; null for none.';

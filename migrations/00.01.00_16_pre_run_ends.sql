@@ -543,7 +543,8 @@ begin
   if p_run.status not in ('failed', 'cancelled') then
     raise exception using errcode = 'WF026', message = format('run %s is %s; only one that has failed or was cancelled is retried', p_run.id, p_run.status),
       detail = jsonb_build_object('run_id', p_run.id, 'status', p_run.status)::text,
-      hint = case p_run.status when 'succeeded' then 'Start a new run to do the work again.' else 'Wait for its end, or cancel it first.' end;
+      hint = case p_run.status when 'succeeded' then 'Start a new run to do the work again.'
+        when 'paused' then format('It is paused: taskq runs resume %s, or grant what holds it up: taskq incidents list --run %s.', p_run.id, p_run.id) else 'Wait for its end, or cancel it first.' end;
   end if;
   -- Locked and written, as reopening does with those of the run itself: nobody reopens a compensation meanwhile.
   v_owners := array(select n.id from {{schema}}.nodes n where n.run_id = p_run.id

@@ -266,7 +266,7 @@ begin
       return 'settled';
     end if;
     if v_look = 1 then
-      v_error := jsonb_build_object('type', 'RecoveryExhausted', 'message', format('its worker was lost %s times, the limit is %s', v_job.recoveries + 1, {{schema}}.recovery_bound(v_job.policy_id)), 'worker_id', v_job.claimed_by);
+      v_error := jsonb_build_object('type', 'RecoveryExhausted', 'message', format('its worker was lost, and it has been recovered %s times already, the limit is %s', v_job.recoveries, {{schema}}.recovery_bound(v_job.policy_id)), 'worker_id', v_job.claimed_by);
       v_reason := format('the worker of job %s (%s) was lost once too often; see taskq incidents list', v_job.id, v_job.task);
       v_incident := {{schema}}.note_fault(v_job, 'body', 'recovery_exhausted', 'WorkerLost', v_error, 0);
       if v_job.run_id is not null then
@@ -467,7 +467,8 @@ begin
         update {{schema}}.incidents i set status = 'exhausted' where i.job_id = p_job and i.is_current = true returning i.* into v_incident;
         v_error := v_incident.fault;
       when p_answer = 'failed' then
-        v_error := jsonb_build_object('type', left(p_details ->> 'type', 120), 'message', left(p_details ->> 'message', 2000));
+        v_error := jsonb_build_object('type', left(p_details ->> 'type', 120), 'message', left(p_details ->> 'message', 2000))
+          || case when p_details ? 'traceback' then jsonb_build_object('traceback', left(p_details ->> 'traceback', 16000)) else '{}' end;
         v_incident := {{schema}}.note_fault(v_job, 'prepare', 'preparation_failed', {{schema}}.fault_fingerprint(p_details ->> 'type', p_details ->> 'message'), v_error, {{schema}}.recovery_bound(v_job.policy_id));
         v_delay := {{schema}}.backoff(v_job.policy_id, v_incident.failures);
       when p_answer = 'unmet' then
@@ -490,7 +491,7 @@ begin
     end if;
     -- Never at once: its worker is to have the answer before it can claim it again.
     perform {{schema}}.end_attempts(p_worker, array[p_job], array[p_epoch], array['release'], array[null::bigint], array[null::jsonb],
-      array[jsonb_build_object('type', 'NotPrepared', 'message', format('not prepared: %s', v_error ->> 'message'), 'reason', 'prepare', 'body_started', false)],
+      array[jsonb_build_object('type', 'NotPrepared', 'message', format('not prepared: %s', v_error ->> 'message'), 'reason', 'prepare', 'body_started', false, 'cause', v_error)],
       array[case when v_incident.status = 'exhausted' then 0 else greatest(v_delay, 0.25) end]);
     if not exists (select from {{schema}}.jobs j where j.id = p_job) then
       became := 'ended';
@@ -514,7 +515,7 @@ comment on function {{schema}}.end_preparation(uuid, uuid, bigint, text, jsonb) 
 
 -- Grants --------------------------------------------------------------------------------------------------------------
 
-create function {{schema}}.grant_recovery(incident uuid, reason text default null, actor text default null) returns text
+create function {{schema}}.grant_recovery(incident uuid, reason text default null, actor text default null, run_id uuid default null) returns text
   language plpgsql security definer set search_path = pg_catalog, pg_temp
   set enable_nestloop = on set enable_hashjoin = off set enable_mergejoin = off set enable_seqscan = off set enable_bitmapscan = off
   set plan_cache_mode = force_generic_plan set jit = off as $$
@@ -529,8 +530,8 @@ begin
     raise exception using errcode = 'WF009', message = 'granting one more recovery needs a reason', hint = 'Say what was done about the fault; it goes on the record.';
   end if;
   select i.* into v_incident from {{schema}}.incidents i where i.id = incident;
-  if not found then
-    raise exception using errcode = 'WF043', message = format('there is no incident %s', incident), detail = jsonb_build_object('incident_id', incident)::text, hint = 'See taskq incidents list; retention may have dropped it.';
+  if not found or run_id is not null and v_incident.run_id is distinct from run_id then
+    raise exception using errcode = 'WF043', message = format('there is no incident %s%s', incident, ' of run ' || run_id), detail = jsonb_build_object('incident_id', incident)::text, hint = 'See taskq incidents list; retention may have dropped it.';
   end if;
   if v_incident.run_id is not null then
     perform {{schema}}.lock_trees('{}', array[v_incident.run_id]);
@@ -572,14 +573,14 @@ begin
   end if;
   return case when exists (select from {{schema}}.runs r where r.id = v_incident.run_id and r.status = 'paused') then 'paused' else 'granted' end;
 end $$;
-comment on function {{schema}}.grant_recovery(uuid, text, text) is
-  'Grants the job of an incident exactly one more recovery; the pause that was for this incident is over. Answers granted; paused (granted, and its run is paused for another reason, so resume that), or already (one is granted and not used yet). Refused (WF044) for one that is not current, which the refusal tells from the one that is, or that goes on by itself; for one that is not there (WF043), and without a reason (WF009).';
+comment on function {{schema}}.grant_recovery(uuid, text, text, uuid) is
+  'Grants the job of an incident exactly one more recovery; the pause that was for this incident is over. Answers granted; paused (granted, and its run is paused for another reason, so resume that), or already (one is granted and not used yet). Refused (WF044) for one that is not current, which the refusal tells from the one that is, or that goes on by itself; for one that is not there, or is of another run where one is named (WF043), and without a reason (WF009).';
 
 create view {{schema}}.open_incidents as
   select i.id as incident_id, i.job_id, j.task, j.queue, i.run_id, r.workflow, r.status as run_status, i.phase, i.code, i.status, i.fingerprint, i.fault, i.failures, i.launches, i.grants, i.bound,
          i.opened_at, i.seen_at, i.is_current, j.status as job_status, j.held_reason, j.run_at,
-         case when not i.is_current then null when i.status = 'exhausted' then format('taskq incidents grant %s', i.id)
-              when i.status = 'granted' and r.status = 'paused' then format('taskq runs resume %s', r.id) end as command
+         case when not i.is_current then null when i.status = 'exhausted' then format('taskq incidents grant %s --reason WHY', i.id)
+              when i.status = 'granted' and r.status = 'paused' then format('taskq runs resume %s --reason WHY', r.id) end as command
     from {{schema}}.incidents i
     join {{schema}}.jobs j on j.id = i.job_id and j.generation = i.generation
     left join {{schema}}.runs r on r.id = i.run_id

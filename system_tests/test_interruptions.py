@@ -127,6 +127,6 @@ def follow(dsn: str) -> int:
         assert row["code"] == "recovery_exhausted"
         command = row["command"].split()
         assert command[:3] == ["taskq", "incidents", "grant"]
-        [answer] = taskq(dsn, *command[1:], "--reason", "it was killed by a test")
+        [answer] = taskq(dsn, *command[1:-1], "it was killed by a test")
         assert answer["answer"] in ("granted", "already", "paused"), answer
     return len(waiting)

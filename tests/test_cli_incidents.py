@@ -37,7 +37,7 @@ def test_an_incident_is_listed_and_shown_with_what_goes_on(cli: Cli, conn: Conn)
     assert all(text in listed.out for text in (incident, "exhausted", "preparation_failed", str(job), "once", "Boom"))
     assert "taskq incidents grant ID" in listed.err
     [row] = cli.ok("incidents", "list", "--json", "--run", str(run)).json
-    assert (row["id"], row["command"]) == (incident, f"taskq incidents grant {incident}")
+    assert (row["id"], row["command"]) == (incident, f"taskq incidents grant {incident} --reason WHY")
     assert cli.ok("incidents", "list", "--json", "--job", NOBODY).json == []
     shown = cli.ok("incidents", "show", incident).out
     assert all(text in shown for text in ("connection 17", "failed", f"taskq incidents grant {incident} --reason WHY"))
@@ -45,7 +45,9 @@ def test_an_incident_is_listed_and_shown_with_what_goes_on(cli: Cli, conn: Conn)
     assert [event["kind"] for event in told["events"]] == ["failed"]
     # The run says so as well.
     for command in ("show", "tree"):
-        assert f"taskq runs grant {run} --reason" in cli.ok("runs", command, str(run)).out
+        said = cli.ok("runs", command, str(run)).out
+        assert f"taskq runs grant {run} --reason WHY" in said
+        assert "preparation_failed: connection 17" in said
     found = checks(cli)["incidents"]
     assert (found["verdict"], str(run) in found["found"]) == ("warn", True)
     assert f"taskq incidents grant {incident}" in found["cure"]
@@ -58,12 +60,16 @@ def test_a_grant_of_a_run_or_of_an_incident_lets_it_go_on(cli: Cli, conn: Conn) 
     assert done == [{"id": incident, "answer": "granted"}]
     assert info(conn, run)["status"] == "running"
     assert cli.ok("incidents", "grant", incident, "--reason", "again", "--json").json[0]["answer"] == "already"
-    # Nothing of it waits any more.
-    none = cli("runs", "grant", str(run), "--reason", "again")
-    assert (none.code, "nothing of it waits for a grant" in none.out) == (1, True)
+    assert cli.ok("runs", "grant", str(run), "--reason", "again", "--json").json[0]["answer"] == "already"
     prepare(conn, worker_for(conn), "a", "ready")
     refused = cli("incidents", "grant", incident, "--reason", "again")
     assert (refused.code, "is not current: it is resolved" in refused.out) == (1, True)
+    # Nothing of it waits any more.
+    none = cli("runs", "grant", str(run), "--reason", "again")
+    assert (none.code, "nothing of it waits for a grant" in none.out, "taskq runs tree" in none.err) == (1, True, True)
+    one(conn, "select taskq.pause_run(%s, 'looking', 'me', 'audit')", run)
+    assert f"taskq runs resume {run}" in cli("runs", "grant", str(run), "--reason", "again").err
+    assert f"taskq incidents list --run {run}" in cli("runs", "retry", str(run)).err
     assert cli.ok("incidents", "list", "--json").json == []
     [row] = cli.ok("incidents", "list", "--all", "--json").json
     assert (row["status"], row["task"], row["command"]) == ("resolved", None, None)
@@ -87,9 +93,13 @@ def test_only_the_incident_that_is_named_is_granted(cli: Cli, conn: Conn) -> Non
     assert "the last 1; --limit" in cli.ok("incidents", "list", "--limit", "1").err
     # The pause was for the other.
     assert done == [{"id": incident, "answer": "paused"}]
+    other = str(pair(conn, 0))
+    refused = cli("runs", "grant", other, "--incident", incident, "--reason", "mended")
+    assert (refused.code, f"there is no incident {incident} of run {other}" in refused.out) == (1, True)
     [row] = [each for each in cli.ok("incidents", "list", "--json").json if each["id"] == incident]
-    assert row["command"] == f"taskq runs resume {run}"
-    assert cli.ok("runs", "grant", str(run), "--reason", "mended", "--json").json[0]["answer"] == "granted"
+    assert row["command"] == f"taskq runs resume {run} --reason WHY"
+    answers = cli.ok("runs", "grant", str(run), "--reason", "mended", "--json").json
+    assert [each["answer"] for each in answers] == ["already", "granted"]
     assert (info(conn, run)["status"], violations(conn)) == ("running", [])
 
 
@@ -98,7 +108,9 @@ def test_a_plain_job_says_what_holds_it(cli: Cli, conn: Conn) -> None:
     prepare(conn, worker_for(conn), "t", "needs_approval", {"what": "a refund of 5"})
     refused = cli("jobs", "retry", str(job))
     assert (refused.code, "taskq incidents list" in refused.err + refused.out) == (1, True), refused
-    assert "incident" in cli.ok("jobs", "show", str(job)).out
+    shown = cli.ok("jobs", "show", str(job)).out
+    assert all(text in shown for text in ("needs_approval", "a refund of 5", "taskq incidents grant"))
+    assert cli.ok("jobs", "show", str(job), "--json").json["incident"]["code"] == "needs_approval"
     assert "a refund of 5" in cli.ok("incidents", "list", "--job", str(job)).out
 
 

@@ -217,8 +217,9 @@ def job_id(text: str, of: str = "job") -> str:
     try:
         return str(UUID(text))
     except ValueError:
+        article = "an" if of[0] in "aeiou" else "a"
         raise typer.BadParameter(
-            f"{text!r} is not the id of a {of}, such as 01999999-0000-7000-8000-000000000000"
+            f"{text!r} is not the id of {article} {of}, such as 01999999-0000-7000-8000-000000000000"
         ) from None
 
 

@@ -52,7 +52,7 @@ def list_(
     show(shown, columns, as_json=as_json, empty="no incidents", optional=["run_id"])
     if not as_json:
         if any(row["status"] == "exhausted" and row["is_current"] for row in rows):
-            note("what is exhausted goes on with: taskq incidents grant ID --reason WHAT_WAS_DONE")
+            note("what is exhausted goes on with: taskq incidents grant ID --reason WHY")
         if len(rows) == limit:
             note(f"the last {limit}; --limit shows more")
 
@@ -96,7 +96,7 @@ def show_(
         [{**each, "about": _about(each)} for each in events], ["n", "at", "kind", "claim_epoch", "actor", "about"]
     )
     if row["command"] is not None:
-        print(f"\ngoes on with: {row['command']} --reason WHY")
+        print(f"\ngoes on with: {row['command']}")
     return ExitCode.OK
 
 
@@ -119,8 +119,11 @@ def grant(
         return grant_all(database, [job_id(each, "incident") for each in ids], reason, as_json=as_json)
 
 
-def grant_all(database: Any, incidents: list[str], reason: str, *, as_json: bool) -> int:
-    """Grant each, in a transaction of its own, and show what came of it; the exit code."""
+def grant_all(database: Any, incidents: list[str], reason: str, *, as_json: bool, run: str | None = None) -> int:
+    """Grant each, in a transaction of its own, and show what came of it; the exit code.
+
+    Where a run is named, only what is an incident of it.
+    """
     from taskq.cli.database import actor
     from taskq.cli.output import ExitCode, show
     from taskq.errors import DatabaseRefusal
@@ -128,9 +131,12 @@ def grant_all(database: Any, incidents: list[str], reason: str, *, as_json: bool
     rows: list[dict[str, Any]] = []
     for incident in incidents:
         try:
-            rows.append({"id": incident, "answer": database.value("grant_recovery", incident, reason, actor())})
+            rows.append({"id": incident, "answer": database.value("grant_recovery", incident, reason, actor(), run)})
         except DatabaseRefusal as exc:
             rows.append({"id": incident, "answer": "refused", "why": str(exc)})
+    for row in rows:
+        if row["answer"] == "paused" and not as_json:
+            row["why"] = "its run is paused for another reason: see taskq runs list --status paused"
     columns = ["id", "answer", "why"] if any("why" in row for row in rows) else ["id", "answer"]
     show(rows, columns, as_json=as_json)
     return ExitCode.FAILED if any(row["answer"] == "refused" for row in rows) else ExitCode.OK

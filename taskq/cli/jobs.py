@@ -111,9 +111,14 @@ def show_(
         effects = database.rows("job_effects", job)
         line = database.rows("line", job)
         slots = database.rows("slots", job)
+        incidents = database.bounded_rows("incidents", None, job, False, 1)
     row = found[0]
     if as_json:
-        beside = {"line": line[0] if line else None, "slots": slots[0] if slots else None}
+        beside = {
+            "line": line[0] if line else None,
+            "slots": slots[0] if slots else None,
+            "incident": incidents[0] if incidents else None,
+        }
         lists = {"attempts": attempts, "steps": steps, "signals": signals, "audit": audit, "effects": effects}
         print_json({**row, **beside, **lists})
         return ExitCode.OK
@@ -123,6 +128,8 @@ def show_(
         facts.append({"what": "line", "is": _place(line[0])})
     if slots:
         facts.append({"what": "slots", "is": _slots(slots[0])})
+    if incidents:
+        facts.append({"what": "incident", "is": _incident(incidents[0])})
     print_table(facts, ["what", "is"])
     for name in values:
         if row[name] is not None:
@@ -153,6 +160,12 @@ def show_(
             [{**a, "details": json.dumps(a["details"])} for a in audit], ["at", "actor", "action", "reason", "details"]
         )
     return ExitCode.OK
+
+
+def _incident(row: dict[str, Any]) -> str:
+    """What holds a job up, and the command that goes on where it waits for somebody."""
+    said = f"{row['code']}: {row['fault'].get('message')} ({row['status']})"
+    return f"{said}; {row['command']}" if row["command"] else said
 
 
 def _in_short(row: dict[str, Any]) -> dict[str, Any]:

@@ -441,16 +441,17 @@ def grant(
 
     run = job_id(id_, "run")
     with open_database(dsn, schema) as database:
-        if not database.rows("run", run):
+        found = database.rows("run", run)
+        if not found:
             return _not_found(run, [], [], as_json=as_json)
         waiting = [row["id"] for row in database.rows("current_incidents", run)]
         wanted = waiting if incident is None else [job_id(each, "incident") for each in incident]
         if not wanted:
             show([], ["id", "answer"], as_json=as_json, empty="nothing of it waits for a grant")
             if not as_json:
-                note("taskq runs tree shows what it waits for")
+                note(_instead(found[0]))
             return ExitCode.FAILED
-        return grant_all(database, wanted, reason, as_json=as_json)
+        return grant_all(database, wanted, reason, run=run, as_json=as_json)
 
 
 @app.command()
@@ -587,8 +588,25 @@ def _status(run: dict[str, Any]) -> str:
 def _resuming(run: dict[str, Any]) -> str:
     """The command with which a paused run goes on."""
     if run["paused_incident"] is not None:
-        return f"taskq runs grant {run['id']} --reason WHAT_WAS_DONE"
+        return f"taskq runs grant {run['id']} --reason WHY"
     return f"taskq runs resume {run['resume']} --reason WHY"
+
+
+def _instead(run: dict[str, Any]) -> str:
+    """What to do about a run of which nothing waits for a grant."""
+    if run["finished_at"] is not None:
+        return f"it has {run['status']}" if run["status"] != "cancelled" else "it was cancelled"
+    if run["status"] == "paused":
+        return f"it is {_status(run)}, and goes on with: {_resuming(run)}"
+    return f"taskq runs tree {run['id']} shows what it does, or waits for"
+
+
+def _incident(node: dict[str, Any]) -> str | None:
+    """What holds a node up that waits for a grant, with the command that goes on."""
+    if node["held_reason"] != "incident" or node["incident"] is None:
+        return None
+    of = node["incident"]
+    return f"{of['code']}: {of['message']}; taskq incidents grant {of['id']} --reason WHY"
 
 
 def _budget(run: dict[str, Any]) -> str:
@@ -611,7 +629,9 @@ def _about(node: dict[str, Any]) -> str | None:
     if node["ready_for"] is not None:
         return "; ".join(filter(None, (_child(node), _ready(node))))
     if node["status"] == "held":
-        return _child(node) or f"held: {node['held_reason']}"
+        return _child(node) or _incident(node) or f"held: {node['held_reason']}"
+    if node["incident"] is not None:
+        return f"{node['incident']['code']}: {node['incident']['message']}"
     if node["status"] == "unknown":
         return "its outcome is to be decided: taskq jobs unknown"
     if node["map"] is not None or node["loop"] is not None:

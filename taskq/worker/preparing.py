@@ -101,6 +101,7 @@ class Preparer:
             run.interrupt = None
             details = json.loads(said.details)
             why = details.get("message") or details.get("reason") or details.get("what") or details.get("prerequisite")
+            why = f"{details['type']}: {why}" if "type" in details else why
             incident = ended["incident"]
             return NotPrepared(said.answer, ended["became"], None if incident is None else UUID(incident), why)
         run.facts = {name: f["value"] for name, f in json.loads(ended["facts"]).items() if "cleared" not in f}

@@ -352,18 +352,18 @@ class Run(Generic[R_co]):
             ``already``, one is granted and not used yet.
 
         Raises:
-            IncidentNotFound: There is no such incident.
+            IncidentNotFound: There is no such incident of this run.
             GrantStale: It is not what holds up its job any more, or it goes on by itself.
             InvalidRequest: There is no reason, or the id is none.
         """
         client = await self._app._open_async()
-        answer = await client.call("grant_recovery", *check_grant(incident, reason, actor))
+        answer = await client.call("grant_recovery", *check_grant(incident, reason, actor), str(self.id))
         return _granted(incident, cast(GrantAnswer, answer))
 
     def grant_sync(self, incident: UUID | str, reason: str, *, actor: str | None = None) -> GrantAnswer:
         """Like ``grant``, for code without an event loop."""
         refuse_in_event_loop("grant_sync")
-        answer = self._app._sync.call("grant_recovery", *check_grant(incident, reason, actor))
+        answer = self._app._sync.call("grant_recovery", *check_grant(incident, reason, actor), str(self.id))
         return _granted(incident, cast(GrantAnswer, answer))
 
     async def set_work_budget(self, budget: int, reason: str, *, actor: str | None = None) -> SetBudgetAnswer:

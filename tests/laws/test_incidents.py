@@ -266,7 +266,10 @@ def test_a_pause_of_somebody_else_stays(conn: Conn) -> None:
     assert (pause["code"], pause["incident"]) == ("audit", None)
     assert grant(conn, incident) == "paused"
     [row] = rows(conn, "select command from taskq.open_incidents where job_id = %s", claimed["job_id"])
-    assert (row["command"], state(conn, claimed["job_id"])) == (f"taskq runs resume {run}", ("held", "paused"))
+    assert (row["command"], state(conn, claimed["job_id"])) == (
+        f"taskq runs resume {run} --reason WHY",
+        ("held", "paused"),
+    )
     assert one(conn, "select taskq.resume_run(%s, 'well', 'me')", run) == "resumed"
     worker = worker_for(conn)
     do(conn, worker, "a")

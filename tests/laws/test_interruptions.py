@@ -184,7 +184,7 @@ class Life:
     def follow(self) -> None:
         """The operator does what the database says, and nothing else."""
         for row in rows(self.conn, "select command from taskq.open_incidents where command is not null"):
-            verb, subject = row["command"].removeprefix("taskq ").rsplit(" ", 1)
+            verb, subject = row["command"].removeprefix("taskq ").removesuffix(" --reason WHY").rsplit(" ", 1)
             if verb == "incidents grant":
                 assert grant(self.conn, UUID(subject)) in ("granted", "paused")
             else:

@@ -145,7 +145,7 @@ def test_a_fault_is_tried_again_within_its_bound_and_then_waits_for_a_grant(conn
     assert info(conn, run)["status"] == "paused"
     assert pause_of(conn, run) == ("preparation_failed", "taskq:prepare", incident["id"])
     [row] = rows(conn, "select * from taskq.open_incidents where job_id = %s", job)
-    assert row["command"] == f"taskq incidents grant {incident['id']}"
+    assert row["command"] == f"taskq incidents grant {incident['id']} --reason WHY"
     # One more, and only one.
     assert grant(conn, incident["id"]) == "granted"
     assert (grant(conn, incident["id"]), info(conn, run)["status"]) == ("already", "running")

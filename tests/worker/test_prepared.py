@@ -159,15 +159,18 @@ async def test_what_fails_is_tried_again_and_is_one_incident(
     job = await body.enqueue()
     async with run_worker() as worker:
         incident = await until_held(aconn, job.id)
-        assert (incident["failures"], incident["fault"]) == (3, {"type": "ConnectionError", "message": "try 3 failed"})
+        fault = incident["fault"]
+        assert (incident["failures"], fault["type"], fault["message"]) == (3, "ConnectionError", "try 3 failed")
+        # Where it failed, as for a body.
+        assert "test_prepared.py" in fault["traceback"]
         await grant(aconn, incident["id"])
         assert await job.result(timeout=BOUND) == "done"
         assert worker.counts.released == 3
     told = events.of("job.not_prepared")
     assert [(e["answer"], e["became"], e["why"]) for e in told] == [
-        ("failed", "released", "try 1 failed"),
-        ("failed", "released", "try 2 failed"),
-        ("failed", "held", "try 3 failed"),
+        ("failed", "released", "ConnectionError: try 1 failed"),
+        ("failed", "released", "ConnectionError: try 2 failed"),
+        ("failed", "held", "ConnectionError: try 3 failed"),
     ]
     assert set(OF_JOB) <= set(told[0])
     assert {str(e["incident"]) for e in told} == {str(incident["id"])}

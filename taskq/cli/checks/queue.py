@@ -274,8 +274,8 @@ def incidents(patient: Patient) -> Finding:
         f"{counted(len(rows), 'job')} held by incidents, {of} ({first['task']}) for {span(first['since'])}: "
         f"{first['code']}: {first['message']}",
         means="it is not begun again by itself; a run paused for it starts nothing, and deadlines go on counting",
-        cure=f"taskq incidents show {first['id']}; then taskq incidents grant {first['id']} --reason WHAT_WAS_DONE, or "
-        "cancel it",
+        cure=f"taskq incidents show {first['id']}; then taskq incidents grant {first['id']} --reason WHY; all of "
+        "them: taskq incidents list",
     )
 
 

@@ -338,7 +338,9 @@ select t.ix, t.name, t.task, t.status, t.held_reason, t.attempt, t.claim_epoch, 
        case when t.child_run is not null then (
          select pg_catalog.jsonb_build_object('rounds', l.rounds, 'most_rounds', l.most_rounds, 'within', l.within, 'counted', l.counted, 'held', l.held)
            from {{schema}}.loop_progress l where l.run_id = t.run_id and l.ix = t.ix) end as loop,
-       (select n.item from {{schema}}.nodes n where n.id = t.job_id) as item, w.waits_for as ready_for, w.of as ready_of, w.place
+       (select n.item from {{schema}}.nodes n where n.id = t.job_id) as item, w.waits_for as ready_for, w.of as ready_of, w.place,
+       (select pg_catalog.jsonb_build_object('id', i.id, 'code', i.code, 'status', i.status, 'message', i.fault ->> 'message') from {{schema}}.incidents i
+         where i.job_id = t.job_id and i.is_current and t.status in ('pending', 'held', 'preparing') limit 1) as incident
   from {{schema}}.run_tree t left join {{schema}}.ready_nodes w on w.job_id = t.job_id and t.status in ('pending', 'waiting') where t.run_id = $1::text::uuid and t.ix >= $2::int order by t.ix limit $3::int;
 
 -- name: run_signals
@@ -413,7 +415,7 @@ select {{schema}}.resume_run($1::text::uuid, $2::text, $3::text) as answer;
 select {{schema}}.set_work_budget($1::text::uuid, $2::bigint, $3::text, $4::text) as answer;
 
 -- name: grant_recovery
-select {{schema}}.grant_recovery($1::text::uuid, $2::text, $3::text) as answer;
+select {{schema}}.grant_recovery($1::text::uuid, $2::text, $3::text, $4::text::uuid) as answer;
 
 -- name: incidents
 -- What holds up jobs, the last seen first: $1 of nodes of this run, $2 of this job, $3 those that are resolved too, $4 at most.
@@ -427,13 +429,13 @@ select i.id::text as id, case when o.incident_id is null then 'resolved' else i.
  order by i.seen_at desc, i.id desc limit $4::int;
 
 -- name: current_incidents
--- The incidents of a run that wait for a grant.
-select o.incident_id::text as id from {{schema}}.open_incidents o where o.run_id = $1::text::uuid and o.is_current and o.status = 'exhausted' order by o.seen_at, o.incident_id;
+-- The incidents of a run that wait for a grant, or have one that is not used yet.
+select o.incident_id::text as id from {{schema}}.open_incidents o where o.run_id = $1::text::uuid and o.is_current and o.status in ('exhausted', 'granted') order by o.seen_at, o.incident_id;
 
 -- name: incident
 -- One incident.
 select i.id::text as id, case when o.incident_id is null then 'resolved' else i.status end as status, i.code, i.phase, o.task, i.job_id::text as job_id, o.job_status, o.held_reason, i.run_id::text as run_id, o.workflow, o.run_status,
-       i.generation, i.is_current, i.fingerprint, i.failures, i.launches, i.grants, i.bound, i.opened_at, i.seen_at, i.resolved_at, i.fault, o.command
+       i.generation, i.is_current and o.incident_id is not null as is_current, i.fingerprint, i.failures, i.launches, i.grants, i.bound, i.opened_at, i.seen_at, i.resolved_at, i.fault, o.command
   from {{schema}}.incidents i left join {{schema}}.open_incidents o on o.incident_id = i.id where i.id = $1::text::uuid;
 
 -- name: incident_events

@@ -140,7 +140,7 @@ select {{schema}}.set_work_budget($1::text::uuid, $2::bigint, $3::text, $4::text
 
 -- name: grant_recovery
 -- Grants the job of an incident one more recovery: granted, paused or already.
-select {{schema}}.grant_recovery($1::text::uuid, $2::text, $3::text);
+select {{schema}}.grant_recovery($1::text::uuid, $2::text, $3::text, $4::text::uuid);
 
 -- name: retry_run
 -- Reopens a run that has failed or was cancelled.
