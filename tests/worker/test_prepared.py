@@ -17,8 +17,10 @@ from worker_kit import BOUND, Events, Gates, RunWorker, claim_of, declare_lost, 
 
 from taskq import (
     Cancelled,
+    ExecutionPolicy,
     GrantStale,
     IncidentNotFound,
+    InvalidPolicy,
     InvalidRequest,
     JobContext,
     NeedsApproval,
@@ -782,3 +784,14 @@ def test_a_preparation_that_does_not_fit_is_refused_where_it_is_declared(app: Ta
         with pytest.raises(TaskDefinitionError, match=words):
             app.task(name="t", **options)(body)
     assert app.tasks == {} or "t" not in app.tasks
+
+
+def test_what_becomes_of_exhausted_recoveries_is_one_of_two_and_part_of_the_policy(app: TaskQ) -> None:
+    def body() -> None: ...
+
+    with pytest.raises(InvalidPolicy, match="on_exhausted is 'pause'; give 'fail' or 'hold'"):
+        app.task(on_exhausted="pause")(body)  # type: ignore[call-overload]
+    holds, fails = ExecutionPolicy(on_exhausted="hold"), ExecutionPolicy()
+    assert ExecutionPolicy.from_spec(holds.spec()) == holds
+    # One that says nothing of it keeps the id that it had.
+    assert ("on_exhausted" in fails.spec(), holds.id != fails.id) == (False, True)
