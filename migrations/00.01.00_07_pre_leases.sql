@@ -211,7 +211,7 @@ begin
   end loop;
 end $$;
 comment on function {{schema}}.settle_lost(integer, uuid[]) is
-  'Settles up to p_limit claims whose worker is lost or absent, by effect class: back to pending, cancelled, unknown, or failed once its recoveries are used up. Answers what became of each, with the type of the error on record; or error and the SQLSTATE for one that it could not settle, which stays as it was. Repeat, with those in p_skip, until it returns nothing.';
+  'Settles up to p_limit claims whose worker is lost or absent, by effect class: back to pending, cancelled, unknown, or failed once its recoveries are used up; exhausted, and as it was, where hold_exhausted is to hold it. Answers what became of each, with the type of the error on record; or error and the SQLSTATE for one that it could not settle, which stays as it was. Repeat, with those in p_skip, until it returns nothing.';
 
 -- The one way out of jobs for what is not ended by its own worker. The caller has locked the row.
 create function {{schema}}.finish(p_job {{schema}}.jobs, p_status text, p_outcome text, p_result jsonb, p_error jsonb) returns void

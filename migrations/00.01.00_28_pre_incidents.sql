@@ -269,9 +269,7 @@ begin
       v_error := jsonb_build_object('type', 'RecoveryExhausted', 'message', format('its worker was lost, and it has been recovered %s times already, the limit is %s', v_job.recoveries, {{schema}}.recovery_bound(v_job.policy_id)), 'worker_id', v_job.claimed_by);
       v_reason := format('the worker of job %s (%s) was lost once too often; see taskq incidents list', v_job.id, v_job.task);
       v_incident := {{schema}}.note_fault(v_job, 'body', 'recovery_exhausted', 'WorkerLost', v_error, 0);
-      if v_job.run_id is not null then
-        v_paused := {{schema}}.pause_for(v_job.run_id, 'recovery_exhausted', v_reason, 'taskq:recovery');
-      end if;
+      v_paused := {{schema}}.pause_for(v_job.run_id, 'recovery_exhausted', v_reason, 'taskq:recovery');
     end if;
   end loop;
   v_now := {{schema}}.now();
@@ -576,17 +574,6 @@ end $$;
 comment on function {{schema}}.grant_recovery(uuid, text, text, uuid) is
   'Grants the job of an incident exactly one more recovery; the pause that was for this incident is over. Answers granted; paused (granted, and its run is paused for another reason, so resume that), or already (one is granted and not used yet). Refused (WF044) for one that is not current, which the refusal tells from the one that is, or that goes on by itself; for one that is not there, or is of another run where one is named (WF043), and without a reason (WF009).';
 
-create view {{schema}}.open_incidents as
-  select i.id as incident_id, i.job_id, j.task, j.queue, i.run_id, r.workflow, r.status as run_status, i.phase, i.code, i.status, i.fingerprint, i.fault, i.failures, i.launches, i.grants, i.bound,
-         i.opened_at, i.seen_at, i.is_current, j.status as job_status, j.held_reason, j.run_at,
-         case when not i.is_current then null when i.status = 'exhausted' then format('taskq incidents grant %s --reason WHY', i.id)
-              when i.status = 'granted' and r.status = 'paused' then format('taskq runs resume %s --reason WHY', r.id) end as command
-    from {{schema}}.incidents i
-    join {{schema}}.jobs j on j.id = i.job_id and j.generation = i.generation
-    left join {{schema}}.runs r on r.id = i.run_id
-   where i.status <> 'resolved';
-comment on view {{schema}}.open_incidents is 'What holds up jobs: the fault, how often it was seen, what recoveries it has had, and the command that goes on where it waits for somebody.';
-
 create view {{schema}}.paused_runs as
   select r.id as run_id, r.workflow, r.run_key, p.code, p.reason, p.actor, p.since, r.parent_run, t.id as resume,
          n.running, n.held,
@@ -606,6 +593,17 @@ create view {{schema}}.paused_runs as
    where r.finished_at is null and r.status = 'paused';
 comment on view {{schema}}.paused_runs is
   'Runs that are paused: why (code, reason), by whom and since when, how many of their bodies still run, how many jobs the pause holds, the run to resume (itself, or the highest paused one above it), and the incident that it was paused for, while that waits for a grant.';
+
+create view {{schema}}.open_incidents as
+  select i.id as incident_id, i.job_id, j.task, j.queue, i.run_id, r.workflow, r.status as run_status, i.phase, i.code, i.status, i.fingerprint, i.fault, i.failures, i.launches, i.grants, i.bound,
+         i.opened_at, i.seen_at, i.is_current, j.status as job_status, j.held_reason, j.run_at,
+         case when not i.is_current then null when i.status = 'exhausted' then format('taskq incidents grant %s --reason WHY', i.id)
+              when i.status = 'granted' then (select format('taskq runs resume %s --reason WHY', p.resume) from {{schema}}.paused_runs p where p.run_id = r.id) end as command
+    from {{schema}}.incidents i
+    join {{schema}}.jobs j on j.id = i.job_id and j.generation = i.generation
+    left join {{schema}}.runs r on r.id = i.run_id
+   where i.status <> 'resolved';
+comment on view {{schema}}.open_incidents is 'What holds up jobs: the fault, how often it was seen, what recoveries it has had, and the command that goes on where it waits for somebody.';
 
 create function {{schema}}.prune_incidents(p_limit integer default 1000) returns integer
   language plpgsql security definer set search_path = pg_catalog, pg_temp as $$

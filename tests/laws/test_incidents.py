@@ -300,6 +300,9 @@ def test_below_a_paused_run_a_grant_waits_for_that(conn: Conn) -> None:
     one(conn, "select taskq.pause_run(%s, 'looking', 'me', 'audit')", run)
     assert grant(conn, current(conn, claimed["job_id"])["id"]) == "paused"
     assert take(conn, worker, "x") == {}
+    # What goes on is the run above: its part is not resumed by itself.
+    [row] = rows(conn, "select command from taskq.open_incidents where job_id = %s", claimed["job_id"])
+    assert row["command"] == f"taskq runs resume {run} --reason WHY"
     one(conn, "select taskq.resume_run(%s, 'well', 'me')", run)
     claimed, _ = prepare(conn, worker, "x", "ready")
     finish(conn, worker, claimed)
