@@ -185,14 +185,12 @@ class Preparation:
     Attributes:
         fn: The function.
         takes_context: Whether its first parameter is its ``PrepareContext``.
-        is_async: Whether it is ``async def``.
         checks: What the task calls its checks.
         signature: The task's own parameters, for the defaults of what a job left out.
     """
 
     fn: Callable[..., Prepared | Coroutine[Any, Any, Prepared]]
     takes_context: bool
-    is_async: bool
     checks: tuple[str, ...]
     signature: inspect.Signature
 
@@ -221,4 +219,4 @@ def preparation_of(task: Task[..., Any], fn: object, checks: object, localns: Ma
         except InvalidPolicy as exc:
             raise TaskDefinitionError(f"task {name}: {exc}") from None
     takes_context = refuse_unlike(task, f"preparation {fn.__name__}", fn, PrepareContext, {**_NAMES, **(localns or {})})
-    return Preparation(fn, takes_context, inspect.iscoroutinefunction(fn), listed, signature_of(task))
+    return Preparation(fn, takes_context, listed, signature_of(task))

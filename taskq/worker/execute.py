@@ -291,18 +291,14 @@ class Executor:
         run.task = me
         self.running[claim.job_id] = run
         self._empty.clear()
-        end: BodyEnd | None = None
+        end: BodyEnd | None
         try:
             if policy.timeout is not None:
                 self._sweeper.watch()
-            if task.preparation is not None:
-                end = await self._prepare(run, task, task.preparation)
-            if end is not None:
-                pass
-            elif claim.effect_class == "side_effecting":
-                end = await self._run_effect(run, task)
-            else:
-                end = await self._run_body(run, task)
+            end = None if task.preparation is None else await self._prepare(run, task, task.preparation)
+            if end is None:
+                begins = self._run_effect if claim.effect_class == "side_effecting" else self._run_body
+                end = await begins(run, task)
         except BaseException as exc:
             if run.interrupt is not None:
                 # Whatever a body raises while it is being stopped, it was stopped.
