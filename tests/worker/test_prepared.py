@@ -368,6 +368,18 @@ async def test_one_that_cancels_itself_has_failed(app: TaskQ, run_worker: RunWor
         assert "cancelled by itself" in incident["fault"]["message"]
 
 
+def hold_beginning(monkeypatch: pytest.MonkeyPatch, gates: Gates) -> None:
+    """Have the first preparation of a job wait at the gate ``begin`` before the database is told of it."""
+    begins = Preparer._begin
+
+    async def later(self: Preparer, run: Running) -> Any:
+        if run.claim.claim_epoch == 1:
+            await gates.wait("begin")
+        return await begins(self, run)
+
+    monkeypatch.setattr(Preparer, "_begin", later)
+
+
 async def test_one_that_fails_while_it_is_stopped_was_stopped(
     app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates
 ) -> None:
@@ -399,13 +411,7 @@ async def test_a_claim_that_does_not_hold_any_more_is_not_prepared(
     monkeypatch: pytest.MonkeyPatch,
     what: str,
 ) -> None:
-    begins = Preparer._begin
     epochs: list[int] = []
-
-    async def later(self: Preparer, run: Running) -> Any:
-        if run.claim.claim_epoch == 1:
-            await gates.wait("begin")
-        return await begins(self, run)
 
     def look(ctx: PrepareContext) -> Ready:
         epochs.append(ctx.claim_epoch)
@@ -415,7 +421,7 @@ async def test_a_claim_that_does_not_hold_any_more_is_not_prepared(
     async def body() -> int:
         return 1
 
-    monkeypatch.setattr(Preparer, "_begin", later)
+    hold_beginning(monkeypatch, gates)
     job = await body.enqueue()
     async with run_worker() as worker:
         await gates.until_reached("begin")
@@ -442,12 +448,6 @@ async def test_a_claim_that_does_not_hold_any_more_is_not_prepared(
 async def test_a_worker_that_stops_before_it_was_told_to_begin_calls_nothing(
     app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begins = Preparer._begin
-
-    async def later(self: Preparer, run: Running) -> Any:
-        await gates.wait("begin")
-        return await begins(self, run)
-
     def look() -> Ready:
         raise AssertionError("it is not called")
 
@@ -455,7 +455,7 @@ async def test_a_worker_that_stops_before_it_was_told_to_begin_calls_nothing(
     async def body() -> int:
         return 1
 
-    monkeypatch.setattr(Preparer, "_begin", later)
+    hold_beginning(monkeypatch, gates)
     job = await body.enqueue()
     async with run_worker(grace=0.01) as worker:
         await gates.until_reached("begin")
@@ -469,12 +469,6 @@ async def test_a_worker_that_stops_before_it_was_told_to_begin_calls_nothing(
 async def test_a_worker_that_stops_while_it_is_told_to_begin_calls_nothing(
     app: TaskQ, run_worker: RunWorker, aconn: asyncpg.Connection, gates: Gates, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begins = Preparer._begin
-
-    async def later(self: Preparer, run: Running) -> Any:
-        await gates.wait("begin")
-        return await begins(self, run)
-
     def look() -> Ready:
         raise AssertionError("it is not called")
 
@@ -482,7 +476,7 @@ async def test_a_worker_that_stops_while_it_is_told_to_begin_calls_nothing(
     async def body() -> int:
         return 1
 
-    monkeypatch.setattr(Preparer, "_begin", later)
+    hold_beginning(monkeypatch, gates)
     job = await body.enqueue()
     waits = (
         "select count(*) = 1 from pg_stat_activity where application_name like '%taskq prepare'"
@@ -705,6 +699,24 @@ async def test_a_pause_that_comes_while_it_is_prepared_keeps_it_from_its_attempt
         await aeventually(is_held, BOUND)
         assert await run.resume("seen") == "resumed"
         assert await run.result(timeout=BOUND) == 1
+
+
+async def test_a_durable_body_is_prepared_before_each_of_its_attempts(app: TaskQ, run_worker: RunWorker) -> None:
+    epochs: list[int] = []
+
+    def look(ctx: PrepareContext) -> Ready:
+        epochs.append(ctx.claim_epoch)
+        return Ready({"looks": len(epochs)})
+
+    @app.task(prepare=look)
+    async def body(ctx: JobContext) -> int:
+        # So long that it ends the attempt.
+        await ctx.sleep("1500ms")
+        return int(ctx.facts["looks"])
+
+    async with run_worker():
+        assert await (await body.enqueue()).result(timeout=BOUND) == 2
+    assert epochs == [1, 2]
 
 
 async def test_the_testing_kit_prepares_as_a_worker_does(app: TaskQ) -> None:
